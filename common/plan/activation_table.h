@@ -1,0 +1,39 @@
+// What each unit keeps between its forward and its backward, and the scratch it needs while it runs.
+// The model carves its buffers by these tables, and the planner adds them up, so that the two
+// cannot disagree. Pure arithmetic; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/plan/model_table.h"
+
+namespace zeroshard {
+
+struct ActivationInfo {
+  std::string name;    // "ln_1.out"
+  int64_t elements = 0;
+  DType dtype = DType::kF32;
+  int64_t offset = 0;  // bytes from the start of the unit's block; a multiple of 64
+};
+
+struct ActivationTable {
+  std::vector<ActivationInfo> kept;     // live from forward to backward
+  std::vector<ActivationInfo> scratch;  // live only inside one call; all units share one block
+  int64_t kept_bytes = 0;               // a multiple of 64
+  int64_t scratch_bytes = 0;
+};
+
+// `micro_batch` sequences of config.sequence tokens; activations in `dtype` (fp32 or bf16).
+// With checkpointing a block keeps only its input (`kept` then holds "input" alone and the rest
+// moves to scratch).
+ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
+                                    DType dtype, bool checkpointing);
+
+// Bytes of all units' kept blocks, one shared scratch block (the largest) and the two [mb*T, C]
+// buffers that carry the gradient from unit to unit.
+int64_t ActivationBytes(const ModelConfig& config, int64_t micro_batch, DType dtype,
+                        bool checkpointing);
+
+}  // namespace zeroshard

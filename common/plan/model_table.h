@@ -1,0 +1,103 @@
+// The tables that everything else is computed from: which tensors a model has, in which units, and
+// where each lies in its unit's flat vector (architecture, section 4). Pure arithmetic; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/types.h"
+#include "zeroshard/v1/job.pb.h"
+
+namespace zeroshard {
+
+enum class Architecture { kGpt2, kLlama };
+
+// A ModelSpec with every default filled in and every relation checked.
+struct ModelConfig {
+  Architecture architecture = Architecture::kGpt2;
+  int64_t hidden = 0;        // C
+  int64_t layers = 0;
+  int64_t heads = 0;         // H
+  int64_t kv_heads = 0;      // KV, divides H
+  int64_t head_dim = 0;      // D = C / H
+  int64_t intermediate = 0;  // I
+  int64_t sequence = 0;      // T
+  int64_t vocab = 0;         // V
+  float norm_epsilon = 1e-5f;
+  float rope_theta = 10000.0f;
+  float init_std = 0.02f;
+  bool tied = false;
+};
+
+// How tensor parallelism splits a tensor: never, or along its outermost dimension.
+enum class TensorSplit : uint8_t { kReplicated, kOutermost };
+
+enum class InitKind : uint8_t { kZeros, kOnes, kNormal };
+
+struct ParameterInfo {
+  std::string name;  // within the whole model: "blocks.3.attn.q.weight"
+  std::vector<int64_t> shape;
+  int64_t offset = 0;  // elements from the start of the unit's flat vector; a multiple of 64
+  int64_t size = 0;    // product of shape
+  bool decay = false;  // weight decay: matrices yes, norms and biases no
+  bool trainable = true;
+  TensorSplit split = TensorSplit::kReplicated;
+  InitKind init = InitKind::kZeros;
+  float init_std = 0.0f;
+};
+
+enum class UnitKind : uint8_t { kEmbedding, kBlock, kHead };
+
+struct UnitTable {
+  std::string name;  // "embedding", "blocks.3", "head"
+  UnitKind kind = UnitKind::kBlock;
+  std::vector<ParameterInfo> parameters;
+  int64_t length = 0;  // L: end of the last tensor rounded up to 64; elements
+
+  // nullptr when there is none of that name ("attn.q.weight" finds "blocks.3.attn.q.weight").
+  const ParameterInfo* Find(const std::string& suffix) const;
+  bool AnyTrainable() const;
+};
+
+// Units in execution order: embedding, blocks, head. Names, by architecture:
+//   gpt2   embedding: wte.weight [V,C], wpe.weight [T,C]
+//          block: ln_1.{weight,bias} [C], attn.{q,k,v}.weight [C,C] (out,in), attn.{q,k,v}.bias [C],
+//            attn.proj.weight [C,C] (in,out), attn.proj.bias [C], ln_2.{weight,bias},
+//            mlp.fc.weight [I,C] (out,in), mlp.fc.bias [I], mlp.proj.weight [I,C] (in,out),
+//            mlp.proj.bias [C]
+//          head: ln_f.{weight,bias} [C], and when untied lm_head.weight [V,C]
+//   llama  embedding: embed.weight [V,C]
+//          block: norm_1.weight [C], attn.q.weight [H*D,C], attn.{k,v}.weight [KV*D,C],
+//            attn.proj.weight [H*D,C] (in,out), norm_2.weight [C], mlp.gate.weight [I,C],
+//            mlp.up.weight [I,C], mlp.down.weight [I,C] (in,out)
+//          head: norm_f.weight [C], and when untied lm_head.weight [V,C]
+// q, k and v weights lie side by side without a gap (their sizes are multiples of 64), so that one
+// product serves the three.
+struct ModelTable {
+  ModelConfig config;
+  std::vector<UnitTable> units;
+  int64_t ParameterCount() const;  // without padding, tied tensors once
+};
+
+// INVALID_ARGUMENT names the field, the value seen and the value wanted.
+absl::StatusOr<ModelConfig> MakeModelConfig(const v1::ModelSpec& spec);
+absl::StatusOr<ModelTable> MakeModelTable(const v1::ModelSpec& spec);
+
+// True if `name` matches `pattern`, where '*' stands for any run of characters.
+bool MatchesPattern(const std::string& pattern, const std::string& name);
+
+// Who owns what of a flat vector of `length` elements over `world` ranks.
+struct ShardLayout {
+  int64_t length = 0;  // L
+  int world = 1;       // N
+  int64_t shard = 0;   // S = ceil(L / N) rounded up to 64
+
+  static ShardLayout Make(int64_t length, int world);
+  int64_t Begin(int rank) const;  // min(r * S, L)
+  int64_t End(int rank) const;    // min((r + 1) * S, L)
+  int64_t Padded() const { return shard * world; }
+};
+
+}  // namespace zeroshard

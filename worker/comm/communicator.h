@@ -1,0 +1,118 @@
+// Collectives behind one interface. Every operation is enqueued on the communicator's own stream and
+// returns an event, so that it overlaps with compute; all ranks must enqueue the same operations in
+// the same order. An operation starts after `after` is complete. Errors (in the event's status):
+//   DEADLINE_EXCEEDED  the wait took longer than the deadline; UNAVAILABLE a peer is gone;
+//   ABORTED            Abort() was called; each names operation, unit, step, phase and peer.
+// After an error the communicator is unusable and every further event carries an error at once.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/types.h"
+#include "worker/device/device.h"
+
+namespace zeroshard {
+
+enum class CollectiveOp : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kSend };
+enum class Phase : uint8_t { kForward, kBackward, kStep };
+constexpr int kCollectiveOps = 5;
+constexpr int kPhases = 3;
+const char* NameOf(CollectiveOp op);
+const char* NameOf(Phase phase);
+
+// Who asks and why: labels the traffic and the messages.
+struct CollectiveInfo {
+  Phase phase = Phase::kStep;
+  std::string unit;  // "blocks.3"
+  uint64_t step = 0;
+  // What is counted as `op` in the traffic; the default is the operation itself.
+};
+
+// Bytes this rank sent to others, by operation and phase. Thread-safe counters.
+struct TrafficCounters {
+  std::array<std::array<std::atomic<uint64_t>, kPhases>, kCollectiveOps> bytes{};
+  uint64_t Get(CollectiveOp op, Phase phase) const {
+    return bytes[static_cast<int>(op)][static_cast<int>(phase)].load();
+  }
+};
+
+// The owner of each element of the input adds all ranks' contributions to it.
+struct ReduceScatterArgs {
+  // This rank's contribution: the concatenation of counts[0] elements for rank 0, counts[1] for
+  // rank 1, ... Only ranks below `contributors` contribute; the others' input is not read, and they
+  // send nothing (their counts still say what they receive).
+  const void* input = nullptr;
+  DType type = DType::kF32;             // wire type: fp32 or bf16
+  std::vector<int64_t> counts;          // elements by owner, one an rank, 0 allowed
+  int contributors = 0;                 // 1..size
+  // out[i] = ((start + c_0[i]) + c_1[i]) + ... in fp32, in rank order; start is out[i] where
+  // accumulate, else +0. counts[rank] elements of output_type (fp32, or `type`, then rounded once).
+  // May be this rank's own part of the input (same type).
+  void* output = nullptr;
+  DType output_type = DType::kF32;
+  bool accumulate = false;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // In place: rank r's part is `count` elements at buffer + r * count; afterwards all parts are there.
+  virtual Event AllGather(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
+                          const Event& after = {}) = 0;
+  virtual Event ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
+                              const Event& after = {}) = 0;
+  // Sum in rank order in fp32, the same bits on all ranks; type fp32 or bf16 (rounded once).
+  virtual Event AllReduce(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
+                          const Event& after = {}) = 0;
+  virtual Event Broadcast(void* buffer, int64_t bytes, int root, const CollectiveInfo& info,
+                          const Event& after = {}) = 0;
+  virtual Event Send(const void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
+                     const Event& after = {}) = 0;
+  virtual Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
+                     const Event& after = {}) = 0;
+  virtual Event Barrier(const CollectiveInfo& info) = 0;
+
+  // Any thread: every pending and later operation ends with ABORTED and this reason, promptly.
+  virtual void Abort(const std::string& reason) = 0;
+  virtual const TrafficCounters& traffic() const = 0;
+  // Seconds the communication stream was busy.
+  virtual double BusySeconds() const = 0;
+};
+
+// Where ranks find each other, named by job and generation by whoever implements it (the coordinator
+// in a cluster, a map in tests). Get waits at most `timeout`: DEADLINE_EXCEEDED names the key.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual absl::Status Put(const std::string& key, const std::string& value) = 0;
+  virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) = 0;
+};
+
+struct GlooOptions {
+  int rank = 0;
+  int size = 1;
+  std::string host;                     // address or name of the interface to listen on; empty: this host's
+  absl::Duration connect_timeout = absl::Seconds(60);
+  absl::Duration operation_timeout = absl::Seconds(300);
+};
+
+// Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks that
+// did not come. A single rank needs no network.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+                                                                   Rendezvous* rendezvous,
+                                                                   Device* device);
+
+}  // namespace zeroshard

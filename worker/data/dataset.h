@@ -1,0 +1,45 @@
+// Tokens to train on. Immutable after opening; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "zeroshard/v1/job.pb.h"
+
+namespace zeroshard {
+
+// All training text as one run of tokens, cut into samples of T+1 tokens that start every T tokens
+// (a sample's last target is the next one's first token); what is left over at the end is not used.
+class TokenDataset {
+ public:
+  // Reads and checks everything before training: INVALID_ARGUMENT or NOT_FOUND name file, offset,
+  // value seen and value wanted (a token id >= vocab_size, an odd byte count, fewer than T+1 tokens).
+  static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const v1::DataSpec& spec,
+                                                            int64_t sequence, int64_t vocab_size);
+  virtual ~TokenDataset() = default;
+  virtual int64_t token_count() const = 0;
+  virtual int64_t sample_count() const = 0;
+  // tokens[T] and targets[T] of sample index in [0, sample_count).
+  virtual void Sample(int64_t index, absl::Span<int32_t> tokens,
+                      absl::Span<int32_t> targets) const = 0;
+};
+
+// The order of samples: sample `position` (0-based over the whole run) is element position % n of the
+// permutation of epoch position / n. Each epoch holds each sample once; epochs differ; the order does
+// not depend on the world size. Computed in O(1) memory (a keyed permutation), thread-safe.
+class SampleOrder {
+ public:
+  SampleOrder(int64_t samples, uint64_t seed);
+  int64_t At(int64_t position) const;
+
+ private:
+  int64_t samples_;
+  uint64_t seed_;
+  int bits_;
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,96 @@
+// Memory, streams and events: what a backend must offer to everything on the right of device/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace zeroshard {
+
+// The kinds of zeroshard_worker_memory_bytes.
+enum class MemoryKind : uint8_t { kParameters, kGradients, kOptimizer, kActivations, kBuffers };
+constexpr int kMemoryKinds = 5;
+const char* NameOf(MemoryKind kind);
+
+// Bytes allocated now and at most, by kind. Thread-safe.
+class MemoryAccounting {
+ public:
+  virtual ~MemoryAccounting() = default;
+  virtual int64_t Bytes(MemoryKind kind) const = 0;
+  virtual int64_t PeakBytes(MemoryKind kind) const = 0;
+};
+
+// Owns memory of a device, 64-byte aligned; movable; frees and accounts at destruction. The device
+// must outlive it. Zero bytes are allowed (data() may be null then).
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(void* data, size_t bytes, std::function<void()> free);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::function<void()> free_;
+};
+
+// A point in a stream. Copyable, thread-safe; an empty Event is complete and OK.
+class Event {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool Done() const = 0;
+    // Waits for the work before the event; its status is the first error of that work.
+    virtual absl::Status Wait() = 0;
+  };
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool Done() const { return !state_ || state_->Done(); }
+  absl::Status Wait() const { return state_ ? state_->Wait() : absl::OkStatus(); }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// A queue of work that runs in order. On the CPU a stream is a host thread, except the compute
+// stream of a device, whose work runs inline on the caller's thread. Thread-safe.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Runs `work` after everything enqueued before it; the event carries its status. Work that follows
+  // a failed one still runs: whoever waits decides.
+  virtual Event Enqueue(std::function<absl::Status()> work) = 0;
+  // What is enqueued after this waits for `event` first.
+  virtual void WaitFor(const Event& event) = 0;
+  virtual Event Record() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  // RESOURCE_EXHAUSTED names the bytes asked, those in use and the kind. Memory is zeroed.
+  virtual absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) = 0;
+  virtual std::unique_ptr<Stream> NewStream(const std::string& name) = 0;
+  virtual const MemoryAccounting& memory() const = 0;
+  virtual std::string name() const = 0;  // "cpu"
+};
+
+std::unique_ptr<Device> MakeCpuDevice();
+
+}  // namespace zeroshard

@@ -1,0 +1,97 @@
+// A unit of the model: parameters in one flat vector, Forward and Backward written by hand over Ops.
+// Units hold no parameters and no gradients: the ZeRO engine lends them (worker/zero). Not
+// thread-safe; one instance a rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/activation_table.h"
+#include "common/plan/model_table.h"
+#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+// Where a unit's gradients go. The unit asks for room for a range of its flat vector, writes the
+// gradient of the summed loss over the micro-batch there (wire type = compute dtype, rounded once), and
+// says when a range is done; from then on it must not touch it.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  // Room for elements [begin, end) (multiples of 64), contiguous; contents undefined. At most two
+  // ranges not yet Done at a time; may wait for an earlier range to leave.
+  virtual absl::StatusOr<void*> Acquire(int64_t begin, int64_t end) = 0;
+  // [begin, end) is final. Must be a part of an acquired range; parts may come in any order, and
+  // together must cover it (padding included; the sink zeroes padding and frozen tensors itself).
+  virtual absl::Status Done(int64_t begin, int64_t end) = 0;
+};
+
+struct MicroBatch {
+  int64_t batch = 0;               // sequences
+  const int32_t* tokens = nullptr;   // [batch, T]
+  const int32_t* targets = nullptr;  // [batch, T]; -1: no loss
+};
+
+// Everything a call needs besides parameters.
+struct UnitContext {
+  Ops* ops = nullptr;
+  DType dtype = DType::kF32;
+  void* kept = nullptr;     // this unit's block of ActivationTable::kept_bytes
+  void* scratch = nullptr;  // shared block of at least ActivationTable::scratch_bytes
+};
+
+class BlockUnit {
+ public:
+  virtual ~BlockUnit() = default;
+  // x, y [mb*T, C]; params: the unit's flat vector in ctx.dtype. `x` stays valid and unchanged until
+  // Backward (the unit may keep the pointer) unless checkpointing, where Forward copies it to `kept`.
+  virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
+                               const void* x, void* y) = 0;
+  // dy -> dx, which may be the same buffer. With checkpointing it first repeats the forward.
+  virtual absl::Status Backward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
+                                const void* x, const void* dy, void* dx, GradientSink* sink) = 0;
+};
+
+class EmbeddingUnit {
+ public:
+  virtual ~EmbeddingUnit() = default;
+  virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
+                               void* y) = 0;
+  // The token table's gradient as rows (Ops::EmbeddingBackwardRows): ids [mb*T], rows [mb*T, C] in
+  // ctx.dtype; the position table's (gpt2) through the sink. Needs no parameters.
+  virtual absl::Status Backward(const UnitContext& ctx, const MicroBatch& mb, const void* dy,
+                                int32_t* ids, void* rows, GradientSink* sink) = 0;
+};
+
+struct LossResult {
+  double loss = 0;     // summed over the tokens that count, in fp64, in order of position
+  int64_t tokens = 0;  // that count
+};
+
+class HeadUnit {
+ public:
+  virtual ~HeadUnit() = default;
+  // Loss only. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
+  virtual absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
+                            const MicroBatch& mb, const void* x, LossResult* result) = 0;
+  // Loss and the gradient of the summed loss: dx [mb*T, C] (not x), the norm's gradients through `sink`,
+  // the head matrix's through `head_sink` in row blocks whose element range in that unit's flat vector
+  // starts at head_offset (the same sink and unit when untied).
+  virtual absl::Status LossAndBackward(const UnitContext& ctx, const void* params,
+                                       const void* lm_head, const MicroBatch& mb, const void* x,
+                                       void* dx, GradientSink* sink, GradientSink* head_sink,
+                                       int64_t head_offset, LossResult* result) = 0;
+};
+
+struct Model {
+  ModelTable table;
+  std::unique_ptr<EmbeddingUnit> embedding;
+  std::vector<std::unique_ptr<BlockUnit>> blocks;
+  std::unique_ptr<HeadUnit> head;
+};
+
+Model MakeModel(ModelTable table, bool checkpointing);
+
+}  // namespace zeroshard

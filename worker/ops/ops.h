@@ -1,0 +1,149 @@
+// The kernels, behind one interface a backend implements. All matrices are row-major and dense unless
+// a leading dimension is named. Pointers are device memory. Unless said otherwise T-typed tensors are
+// of the job's compute type (`dtype`: fp32 or bf16), statistics and losses are fp32, and sums are
+// accumulated in fp32. Every result is the same for any thread count. One instance serves one thread
+// at a time (it owns that rank's scratch memory); instances are independent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/types.h"
+#include "worker/ops/norm_accumulator.h"
+
+namespace zeroshard {
+
+// C[m,n] = op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C where accumulate).
+struct MatmulArgs {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* c = nullptr;
+  const void* bias = nullptr;  // [n] of type ab_type, or null
+  int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false;  // A is stored [k,m]
+  bool transpose_b = false;  // B is stored [n,k]
+  DType ab_type = DType::kF32;
+  DType c_type = DType::kF32;  // fp32, or ab_type
+  bool accumulate = false;
+};
+
+struct AttentionArgs {
+  // Sequence b, position t, head h starts at q + ((b*T + t)*ld_q + h*D); likewise k and v, over KV
+  // heads (query head h reads key head h / (H/KV)); so a packed [B*T, (H+2*KV)*D] buffer serves.
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int64_t ld_q = 0, ld_k = 0, ld_v = 0;  // elements
+  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  DType dtype = DType::kF32;
+};
+
+struct AdamWArgs {
+  float learning_rate = 0;
+  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  float weight_decay = 0;  // decoupled; 0 for norms and biases
+  float grad_scale = 1;    // multiplier on every gradient: clip factor / tokens
+  int64_t t = 1;           // Adam's step count, from 1
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual absl::Status Matmul(const MatmulArgs& args) = 0;
+
+  // out[c] (+)= sum over rows of x[rows, cols], added from row 0 on in a fixed order; out is out_type.
+  virtual void ColumnSum(const void* x, int64_t rows, int64_t cols, DType dtype, void* out,
+                         DType out_type) = 0;
+
+  // y = (x - mean) * rstd * weight + bias over the last dimension; mean and rstd [rows] are kept.
+  virtual void LayerNormForward(const void* x, const void* weight, const void* bias, int64_t rows,
+                                int64_t cols, float eps, DType dtype, void* y, float* mean,
+                                float* rstd) = 0;
+  // dx (+)= ...; d_weight and d_bias are overwritten, of type dtype (rounded once from fp32 sums).
+  virtual void LayerNormBackward(const void* dy, const void* x, const void* weight,
+                                 const float* mean, const float* rstd, int64_t rows, int64_t cols,
+                                 DType dtype, bool accumulate_dx, void* dx, void* d_weight,
+                                 void* d_bias) = 0;
+  virtual void RmsNormForward(const void* x, const void* weight, int64_t rows, int64_t cols,
+                              float eps, DType dtype, void* y, float* rstd) = 0;
+  virtual void RmsNormBackward(const void* dy, const void* x, const void* weight,
+                               const float* rstd, int64_t rows, int64_t cols, DType dtype,
+                               bool accumulate_dx, void* dx, void* d_weight) = 0;
+
+  // GELU with the tanh approximation ("gelu_new" in GPT-2).
+  virtual void GeluForward(const void* x, int64_t n, DType dtype, void* y) = 0;
+  virtual void GeluBackward(const void* dy, const void* x, int64_t n, DType dtype, void* dx) = 0;
+  // y = silu(gate) * up. Backward may write d_gate over gate and d_up over up.
+  virtual void SwiGluForward(const void* gate, const void* up, int64_t n, DType dtype, void* y) = 0;
+  virtual void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n,
+                              DType dtype, void* d_gate, void* d_up) = 0;
+
+  // Rotates pairs (i, i + D/2) of each head in place by position * theta^(-2i/D) (Hugging Face's
+  // half-split convention); inverse: the backward rotation. x starts at the first head.
+  virtual void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads,
+                    int64_t head_dim, float theta, bool inverse, DType dtype) = 0;
+
+  // Causal attention with scale 1/sqrt(D): out [B*T, H*D], lse [B, H, T] (log-sum-exp per row).
+  virtual absl::Status AttentionForward(const AttentionArgs& args, void* out, float* lse) = 0;
+  // d_q, d_k, d_v have the leading dimensions of q, k, v and are overwritten.
+  virtual absl::Status AttentionBackward(const AttentionArgs& args, const void* out,
+                                         const void* d_out, const float* lse, void* d_q, void* d_k,
+                                         void* d_v) = 0;
+
+  // y = a + b (y may be a or b).
+  virtual void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) = 0;
+
+  // y[i] = tok[tokens[i]] (+ pos[i % seq] where pos is not null); tokens [batch*seq].
+  virtual void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos,
+                                int64_t batch, int64_t seq, int64_t cols, DType dtype, void* y) = 0;
+  // The token table's gradient as rows: ids[] receives the distinct tokens in rising order, followed
+  // by -1 up to batch*seq; rows [batch*seq, cols] their fp32 sums (in order of position) rounded once
+  // to dtype, zeros after the last.
+  virtual void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch,
+                                     int64_t seq, int64_t cols, DType dtype, int32_t* ids,
+                                     void* rows) = 0;
+  // d_pos [seq, cols] = sum over the batch of dy.
+  virtual void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols,
+                                DType dtype, void* d_pos) = 0;
+
+  // losses[i] = -log softmax(logits[i])[targets[i]] (0 and a zero gradient where the target is -1);
+  // with `gradient`, logits become softmax - onehot, the gradient of the summed loss. logits [rows, v].
+  virtual void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v,
+                            DType dtype, bool gradient, float* losses) = 0;
+
+  // out[i] = to(in[i]) (round to nearest even), for pairs of fp32 and bf16.
+  virtual void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) = 0;
+  // acc[i] (+)= x[i] in fp32; x of dtype.
+  virtual void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate,
+                             float* acc) = 0;
+
+  // Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), in the order of operations of
+  // worker/ops/adamw.h. Updates master, exp_avg, exp_avg_sq in place and writes the parameters
+  // (param may be master itself for fp32 jobs). grad of grad_type, param of param_type.
+  virtual void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type,
+                     float* master, float* exp_avg, float* exp_avg_sq, void* param,
+                     DType param_type) = 0;
+
+  // Adds the squares of x to `acc` (worker/ops/norm_accumulator.h): x starts at a multiple of 64
+  // elements of its unit's flat vector. A non-finite element sets acc->nonfinite.
+  virtual void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc) = 0;
+
+  // Instruction set, product library and version: jobs that must be bit-identical compare it.
+  virtual std::string Fingerprint() const = 0;
+  // Seconds this instance spent in matrix products.
+  virtual double MatmulSeconds() const = 0;
+};
+
+// `threads`: OpenMP threads of one call.
+std::unique_ptr<Ops> MakeCpuOps(int threads);
+
+// Initial values (architecture, section 4): a counter-based generator keyed by seed, tensor name and
+// element index, so that any rank can fill any range. Writes elements [begin, end) of the tensor.
+void InitNormal(uint64_t seed, const std::string& tensor, int64_t begin, int64_t end, float std,
+                float* out);
+
+}  // namespace zeroshard

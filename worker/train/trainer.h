@@ -1,0 +1,78 @@
+// The training loop of one rank: data, micro-batches, the engine's hooks, the optimizer step.
+// Knows nothing of gRPC: whoever owns it passes the collectives in and observes.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
+#include "worker/device/device.h"
+#include "worker/ops/ops.h"
+#include "zeroshard/v1/cluster.pb.h"
+#include "zeroshard/v1/job.pb.h"
+
+namespace zeroshard {
+
+// The phases of zeroshard_worker_phase_seconds_total.
+enum class StepPhase : uint8_t {
+  kData, kForward, kBackward, kCommunication, kOffload, kOptimizer, kBarrier
+};
+constexpr int kStepPhases = 7;
+const char* NameOf(StepPhase phase);
+
+// Called on the training thread.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  // Before each part of a step: "step 12 backward blocks.3".
+  virtual void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) = 0;
+  // On every rank, the same record, after the optimizer step.
+  virtual void OnStep(const v1::StepRecord& record) = 0;
+  // Rank 0 only: true while the report queue is full, because the coordinator is away. All ranks
+  // then wait together, in collectives far shorter than the deadline, until it is false.
+  virtual bool ShouldHold() { return false; }
+};
+
+// Live counters for the metrics; any thread may read.
+struct TrainCounters {
+  std::atomic<uint64_t> tokens{0};       // this rank's
+  std::atomic<uint64_t> steps{0};
+  std::atomic<uint64_t> nonfinite{0};
+  std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
+};
+
+struct TrainerOptions {
+  v1::JobSpec spec;           // validated and normalised (common/spec)
+  uint64_t first_step = 1;
+  Device* device = nullptr;   // these three outlive the trainer
+  Ops* ops = nullptr;
+  Communicator* comm = nullptr;  // rank and world size come from here
+  const TokenDataset* data = nullptr;
+};
+
+class Trainer {
+ public:
+  // Builds the model, allocates everything, fills the initial parameters.
+  // INVALID_ARGUMENT / RESOURCE_EXHAUSTED say which field or how many bytes.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options);
+  virtual ~Trainer() = default;
+
+  // Trains from first_step to spec.steps. Returns when done, when `stop` became true (CANCELLED, seen
+  // between micro-batches), or at the first error: a collective's, or INTERNAL naming step, rank and
+  // sample for a non-finite loss or gradient.
+  virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
+
+  // After Run was OK, on every rank together: the digest of the final fp32 parameters.
+  virtual absl::StatusOr<std::string> WeightsDigest() = 0;
+  // One tensor's fp32 values, on every rank together (tests, later export). NOT_FOUND lists names.
+  virtual absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) = 0;
+
+  virtual const TrainCounters& counters() const = 0;
+};
+
+}  // namespace zeroshard
