@@ -1,0 +1,52 @@
+// A gRPC server as every daemon runs it: health checking, reflection, limits and keepalive set
+// once.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/server.h"
+#include "grpcpp/support/config.h"
+
+namespace zeroshard {
+
+// Thread-safe after Start. The destructor shuts down at once.
+class GrpcServer {
+ public:
+  struct Options {
+    std::string listen;                    // host:port, port 0 takes a free one
+    std::vector<grpc::Service*> services;  // not owned; outlive the server
+    // What a peer may send in one message. Larger ones are refused with RESOURCE_EXHAUSTED.
+    int max_message_bytes = 16 << 20;
+  };
+
+  // UNAVAILABLE: the address is taken (SO_REUSEPORT is off, so it is never shared in silence).
+  // INVALID_ARGUMENT: no address that this host can listen on.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options);
+
+  ~GrpcServer();
+  GrpcServer(const GrpcServer&) = delete;
+  GrpcServer& operator=(const GrpcServer&) = delete;
+
+  int port() const { return port_; }
+  // host:port with the port that was bound.
+  const std::string& address() const { return address_; }
+
+  // What the health service answers. Serving from the start.
+  void SetServing(bool serving);
+
+  // Refuses new calls, waits up to `grace` for those under way, then cancels them.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  GrpcServer() = default;
+
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  std::string address_;
+};
+
+}  // namespace zeroshard
