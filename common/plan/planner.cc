@@ -1,0 +1,182 @@
+#include "common/plan/planner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/plan/activation_table.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int kAllGather = 0, kReduceScatter = 1;
+constexpr int kForward = 0, kBackward = 1, kStep = 2;
+
+class RankPlanner {
+ public:
+  RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank)
+      : model_(model), policy_(policy), options_(policy.options), rank_(rank) {
+    wire_ = SizeOf(options_.dtype);
+    accumulate_ = SizeOf(policy.accumulate_type);
+    peers_ = static_cast<uint64_t>(options_.world - 1);
+    table_ = TokenTable(model);
+  }
+
+  RankPlan Plan() {
+    for (size_t u = 0; u < model_.units.size(); ++u) Memory(u);
+    EmbeddingMemory();
+    plan_.activations = static_cast<uint64_t>(ActivationBytes(
+        model_.config, options_.micro_batch, options_.dtype, options_.checkpointing));
+    if (options_.world > 1) Traffic();
+    return plan_;
+  }
+
+ private:
+  uint64_t OwnedBytes(size_t u, ElementRange range) const {
+    return static_cast<uint64_t>(Owned(policy_.layouts[u], rank_, range).size());
+  }
+
+  void Memory(size_t u) {
+    const ShardLayout& layout = policy_.layouts[u];
+    const uint64_t owned = static_cast<uint64_t>(layout.End(rank_) - layout.Begin(rank_));
+    const uint64_t padded = static_cast<uint64_t>(layout.Padded());
+    plan_.owned_parameters += owned;
+    plan_.parameters += (policy_.resident[u] ? padded : owned) * wire_;
+    if (!policy_.trained[u]) return;
+    const int unit = static_cast<int>(u);
+    const uint64_t state =
+        static_cast<uint64_t>(policy_.StateEnd(unit, rank_) - policy_.StateBegin(unit, rank_));
+    plan_.optimizer += state * (options_.dtype == DType::kF32 ? 8 : 12);
+    switch (policy_.gradient_mode) {
+      case GradientMode::kShard:
+        plan_.gradients += owned * accumulate_;
+        if (options_.stage == 0) plan_.gradients += padded * wire_;
+        break;
+      case GradientMode::kFullWire:
+        plan_.gradients += padded * wire_;
+        break;
+      case GradientMode::kFullAccumulate:
+        plan_.gradients += padded * 4;
+        break;
+    }
+  }
+
+  void EmbeddingMemory() {
+    if (!policy_.trained[0] || policy_.gradient_mode == GradientMode::kFullAccumulate) return;
+    if (policy_.sparse_rows) {
+      plan_.gradients += static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) *
+                                               model_.config.hidden * 4);
+    } else if (policy_.tied) {
+      plan_.gradients += OwnedBytes(0, table_) * accumulate_;
+    }
+  }
+
+  // Bytes this rank sends when `range` of a unit is reduced.
+  uint64_t ReduceBytes(size_t u, ElementRange range) const {
+    return (static_cast<uint64_t>(range.size()) - OwnedBytes(u, range)) * wire_;
+  }
+
+  void Traffic() {
+    for (int64_t round = 0; round < policy_.rounds; ++round) {
+      for (const UnitUse& use : policy_.uses) {
+        if (!use.gather) continue;
+        const uint64_t shard =
+            static_cast<uint64_t>(policy_.layouts[static_cast<size_t>(use.unit)].shard);
+        plan_.step[kAllGather][use.backward ? kBackward : kForward] += shard * peers_ * wire_;
+      }
+      if (policy_.gradient_mode != GradientMode::kFullAccumulate)
+        RoundTraffic(rank_ < policy_.Contributors(round));
+    }
+    for (size_t u = 0; u < model_.units.size(); ++u) StepTraffic(u);
+    plan_.step[kAllGather][kStep] += static_cast<uint64_t>(StatsBytes(policy_.rounds)) * peers_;
+  }
+
+  void RoundTraffic(bool contributes) {
+    uint64_t& reduced = plan_.step[kReduceScatter][kBackward];
+    for (size_t u = 0; u < model_.units.size() && contributes; ++u) {
+      if (!policy_.trained[u]) continue;
+      ElementRange range{0, model_.units[u].length};
+      // Of the embedding, the head's part where tied; the rows are counted below.
+      if (u == 0 && !policy_.tied) range.begin = RoundUp(table_.end, 64);
+      reduced += ReduceBytes(u, range);
+    }
+    if (!policy_.trained[0]) return;
+    if (policy_.sparse_rows) {
+      const uint64_t row = 4 + static_cast<uint64_t>(model_.config.hidden) * wire_;
+      plan_.step[kAllGather][kBackward] += static_cast<uint64_t>(policy_.row_slots) * row * peers_;
+    } else if (contributes) {
+      reduced += ReduceBytes(0, {table_.begin, RoundUp(table_.end, 64)});
+    }
+  }
+
+  void StepTraffic(size_t u) {
+    if (!policy_.trained[u]) return;
+    if (policy_.gradient_mode == GradientMode::kFullAccumulate)
+      plan_.step[kReduceScatter][kStep] += ReduceBytes(u, {0, model_.units[u].length});
+    // Stage 0 gathers gradients, the others the parameters that they keep whole.
+    if (options_.stage == 0 || policy_.resident[u])
+      plan_.step[kAllGather][kStep] +=
+          static_cast<uint64_t>(policy_.layouts[u].shard) * peers_ * wire_;
+  }
+
+  const ModelTable& model_;
+  const ZeroPolicy& policy_;
+  const ZeroOptions& options_;
+  const int rank_;
+  uint64_t wire_ = 0, accumulate_ = 0, peers_ = 0;
+  ElementRange table_;
+  RankPlan plan_;
+};
+
+}  // namespace
+
+uint64_t RankPlan::StepBytes() const {
+  uint64_t sum = 0;
+  for (const auto& row : step) sum = std::accumulate(row.begin(), row.end(), sum);
+  return sum;
+}
+
+RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
+  return RankPlanner(model, policy, rank).Plan();
+}
+
+absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
+  absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
+  if (!model.ok()) return model.status();
+  const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
+  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+  std::vector<v1::ShardPlan> plans;
+  for (int rank = 0; rank < world; ++rank) {
+    const RankPlan plan = PlanRank(*model, policy, rank);
+    v1::ShardPlan& out = plans.emplace_back();
+    out.set_rank(static_cast<uint32_t>(rank));
+    out.set_owned_parameters(plan.owned_parameters);
+    out.set_parameter_bytes(plan.parameters);
+    out.set_gradient_bytes(plan.gradients);
+    out.set_optimizer_bytes(plan.optimizer);
+    out.set_activation_bytes(plan.activations);
+    out.set_traffic_bytes_per_step(plan.StepBytes());
+  }
+  return plans;
+}
+
+double ModelStateBytes(double parameters, int ranks, int stage) {
+  const double n = ranks;
+  const double weights = stage >= 3 ? 2 / n : 2;
+  const double gradients = stage >= 2 ? 2 / n : 2;
+  const double optimizer = stage >= 1 ? 12 / n : 12;
+  return parameters * (weights + gradients + optimizer);
+}
+
+int64_t RowsTouched(ElementRange table, ElementRange owned, int64_t columns) {
+  if (owned.size() == 0) return 0;
+  return CeilDiv(owned.end - table.begin, columns) - (owned.begin - table.begin) / columns;
+}
+
+int64_t RowCapacity(const ModelTable& model, const ZeroPolicy& policy, int rank) {
+  const ElementRange table = TokenTable(model);
+  const ElementRange owned = Owned(policy.layouts[0], rank, table);
+  return std::min(RowsTouched(table, owned, model.config.hidden),
+                  policy.options.micro_batches * policy.row_slots);
+}
+
+}  // namespace zeroshard

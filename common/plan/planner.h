@@ -1,0 +1,46 @@
+// Predicts, to the byte, what a rank holds and sends, from the schedule (zero_policy.h) and the layout.
+// A running job's metrics must agree. Pure arithmetic; thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/zero_policy.h"
+
+namespace zeroshard {
+
+// Rows and columns in the order of worker/comm's CollectiveOp and Phase.
+using TrafficTable = std::array<std::array<uint64_t, 3>, 5>;
+
+struct RankPlan {
+  // Bytes by kind, as zeroshard_worker_memory_bytes counts them. Transient buffers are not predicted.
+  uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
+  uint64_t owned_parameters = 0;  // elements of the flat vectors that this rank owns
+  TrafficTable step{};            // bytes this rank sends in one step, by operation and phase
+  uint64_t StepBytes() const;
+};
+
+RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
+
+// Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable.
+absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
+
+// The whole-model formula of the ZeRO paper (Rajbhandari et al. 2020, figure 1): bytes of 16-bit
+// parameters and gradients and 12 bytes of optimizer state a parameter on one of `ranks` ranks.
+double ModelStateBytes(double parameters, int ranks, int stage);
+
+// What each rank contributes to the exchange that ends a step: a fixed part and one entry a round.
+constexpr int64_t kStatsFixedBytes = 64;
+constexpr int64_t kStatsRoundBytes = 16;
+constexpr int64_t StatsBytes(int64_t rounds) {
+  return kStatsFixedBytes + kStatsRoundBytes * rounds;
+}
+
+// Rows of the token table that touch `owned`, a part of `table` with `columns` columns.
+int64_t RowsTouched(ElementRange table, ElementRange owned, int64_t columns);
+// fp32 row accumulators a rank keeps where rows travel sparsely.
+int64_t RowCapacity(const ModelTable& model, const ZeroPolicy& policy, int rank);
+
+}  // namespace zeroshard

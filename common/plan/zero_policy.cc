@@ -1,0 +1,133 @@
+#include "common/plan/zero_policy.h"
+
+#include <algorithm>
+
+namespace zeroshard {
+
+ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
+  ZeroOptions o;
+  const v1::ZeroSpec& zero = spec.zero_optimization();
+  o.stage = static_cast<int>(zero.stage());
+  o.world = world;
+  o.micro_batch = static_cast<int64_t>(spec.train_micro_batch_size_per_gpu());
+  o.micro_batches = static_cast<int64_t>(spec.train_batch_size()) / o.micro_batch;
+  o.dtype = spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
+  o.deterministic = spec.deterministic();
+  o.checkpointing = spec.activation_checkpointing();
+  const auto bounded = [](uint64_t v) {
+    return static_cast<int64_t>(std::min<uint64_t>(v, uint64_t{1} << 60));
+  };
+  if (zero.has_overlap_comm()) o.overlap = zero.overlap_comm();
+  if (zero.has_reduce_bucket_size()) o.reduce_bucket = bounded(zero.reduce_bucket_size());
+  if (zero.has_stage3_prefetch_bucket_size())
+    o.prefetch_bucket = bounded(zero.stage3_prefetch_bucket_size());
+  if (zero.has_stage3_param_persistence_threshold())
+    o.persistence_threshold = bounded(zero.stage3_param_persistence_threshold());
+  if (zero.has_stage3_max_live_parameters())
+    o.max_live = bounded(zero.stage3_max_live_parameters());
+  if (zero.has_stage3_max_reuse_distance())
+    o.max_reuse_distance = bounded(zero.stage3_max_reuse_distance());
+  return o;
+}
+
+namespace {
+
+// The order in which a micro-batch needs parameters. The head's forward and backward are one use; the
+// embedding's backward needs none.
+std::vector<UnitUse> ExecutionOrder(int units, bool tied) {
+  std::vector<UnitUse> uses;
+  const int head = units - 1;
+  for (int u = 0; u < head; ++u) uses.push_back({.unit = u});
+  if (tied) uses.push_back({.unit = 0});
+  uses.push_back({.unit = head});
+  for (int u = head - 1; u > 0; --u) uses.push_back({.unit = u, .backward = true});
+  return uses;
+}
+
+// Fills gather and release: a unit is kept from one use to the next if what is used in between is at
+// most max_reuse_distance and all that is kept at once at most max_live.
+void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
+  const int n = static_cast<int>(uses->size());
+  std::vector<bool> live(policy.layouts.size(), false);
+  int64_t kept = 0;
+  for (int i = 0; i < n; ++i) {
+    UnitUse& use = (*uses)[i];
+    const size_t u = static_cast<size_t>(use.unit);
+    if (policy.resident[u]) continue;
+    const int64_t length = policy.layouts[u].length;
+    if (live[u]) {
+      kept -= length;
+    } else {
+      use.gather = true;
+    }
+    int64_t distance = 0;
+    int next = i + 1;
+    while (next < n && (*uses)[next].unit != use.unit) {
+      distance += policy.layouts[static_cast<size_t>((*uses)[next].unit)].length;
+      ++next;
+    }
+    live[u] = next < n && distance <= policy.options.max_reuse_distance &&
+              kept + length <= policy.options.max_live;
+    if (live[u]) {
+      kept += length;
+    } else {
+      use.release = true;
+    }
+  }
+}
+
+}  // namespace
+
+ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
+  ZeroPolicy p;
+  p.options = options;
+  p.tied = model.config.tied;
+  p.rounds = CeilDiv(options.micro_batches, options.world);
+  const bool one_round = p.rounds == 1;
+  if (options.stage >= 2 || (options.deterministic && !one_round)) {
+    p.gradient_mode = GradientMode::kShard;
+  } else {
+    p.gradient_mode = one_round ? GradientMode::kFullWire : GradientMode::kFullAccumulate;
+  }
+  p.accumulate_type = one_round ? options.dtype : DType::kF32;
+  for (const UnitTable& unit : model.units) {
+    p.layouts.push_back(ShardLayout::Make(unit.length, options.world));
+    p.resident.push_back(options.stage < 3 || options.world == 1 ||
+                         unit.length <= options.persistence_threshold);
+    p.trained.push_back(unit.AnyTrainable());
+  }
+  const int64_t tokens = options.micro_batch * model.config.sequence;
+  p.row_slots = std::min(tokens, model.config.vocab);
+  p.sparse_rows = p.gradient_mode != GradientMode::kFullAccumulate &&
+                  options.world * p.row_slots <= model.config.vocab;
+  p.uses = ExecutionOrder(static_cast<int>(model.units.size()), p.tied);
+  PlanGathers(p, &p.uses);
+  return p;
+}
+
+int ZeroPolicy::Contributors(int64_t round) const {
+  return static_cast<int>(
+      std::min<int64_t>(options.world, options.micro_batches - round * options.world));
+}
+
+int64_t ZeroPolicy::StateBegin(int unit, int rank) const {
+  return options.stage == 0 ? 0 : layouts[static_cast<size_t>(unit)].Begin(rank);
+}
+
+int64_t ZeroPolicy::StateEnd(int unit, int rank) const {
+  const ShardLayout& layout = layouts[static_cast<size_t>(unit)];
+  return options.stage == 0 ? layout.length : layout.End(rank);
+}
+
+ElementRange TokenTable(const ModelTable& model) {
+  const ParameterInfo& table = model.units.front().parameters.front();
+  return {table.offset, table.offset + table.size};
+}
+
+ElementRange Owned(const ShardLayout& layout, int rank, ElementRange range) {
+  const int64_t begin = std::max(range.begin, layout.Begin(rank));
+  const int64_t end = std::min(range.end, layout.End(rank));
+  return end > begin ? ElementRange{begin, end} : ElementRange{begin, begin};
+}
+
+}  // namespace zeroshard

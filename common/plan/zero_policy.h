@@ -1,0 +1,88 @@
+// What the ZeRO engine will do, decided before it does it: which units stay gathered, when each is
+// gathered and released, how gradients are kept and folded, how the embedding's rows travel. The
+// engine follows it and the planner counts it, so that prediction and run cannot disagree. Pure
+// arithmetic; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/model_table.h"
+#include "common/types.h"
+#include "zeroshard/v1/job.pb.h"
+
+namespace zeroshard {
+
+// The settings that the schedule depends on, with defaults filled in. Sizes in elements.
+struct ZeroOptions {
+  int stage = 0;
+  int world = 1;               // N, data-parallel ranks
+  int64_t micro_batch = 1;     // sequences
+  int64_t micro_batches = 1;   // G, of a step over all ranks
+  DType dtype = DType::kF32;   // compute and wire type
+  bool deterministic = false;
+  bool checkpointing = false;
+  bool overlap = true;
+  int64_t reduce_bucket = 500000000;
+  int64_t prefetch_bucket = 50000000;
+  int64_t persistence_threshold = 100000;
+  int64_t max_live = 1000000000;
+  int64_t max_reuse_distance = 1000000000;
+};
+
+// From a normalised specification (common/spec).
+ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world);
+
+enum class GradientMode : uint8_t {
+  // Each micro-batch is reduced into the owner's shard (stages 2 and 3; deterministic with several rounds).
+  kShard,
+  // One round: the whole unit's gradient in the wire type, reduced in place (stages 0 and 1).
+  kFullWire,
+  // Several rounds: micro-batches are added in fp32 on the rank and reduced once (stages 0 and 1).
+  kFullAccumulate,
+};
+
+// One use of a unit's parameters within a micro-batch, in execution order.
+struct UnitUse {
+  int unit = 0;
+  bool backward = false;  // the phase the traffic is counted under
+  bool gather = false;    // stage 3: an all-gather comes before this use
+  bool release = false;   // stage 3: the gathered parameters are given back after it
+};
+
+struct ZeroPolicy {
+  ZeroOptions options;
+  int64_t rounds = 1;  // R = ceil(G / N)
+  GradientMode gradient_mode = GradientMode::kFullWire;
+  DType accumulate_type = DType::kF32;  // of gradients between rounds: the wire type where R = 1
+  std::vector<ShardLayout> layouts;     // by unit
+  std::vector<bool> resident;           // by unit: parameters are whole all the time
+  std::vector<bool> trained;            // by unit: any tensor is trainable
+  std::vector<UnitUse> uses;            // of one micro-batch
+  // The token table's gradient travels as `row_slots` rows a rank and micro-batch, all-gathered
+  // (true), or as a dense contribution that is reduced like any other (false). The same bits either
+  // way: a fold starts at +0, so adding zeros changes nothing.
+  bool sparse_rows = false;
+  int64_t row_slots = 0;  // min(micro_batch * T, V)
+  bool tied = false;
+
+  // Ranks that have a micro-batch in this round: the first ones.
+  int Contributors(int64_t round) const;
+  // Where the optimizer state of a unit lies on a rank: all of it at stage 0, else its shard.
+  int64_t StateBegin(int unit, int rank) const;
+  int64_t StateEnd(int unit, int rank) const;
+};
+
+ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options);
+
+// Element ranges of a unit's flat vector that hold its token table (unit 0's first tensor).
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+ElementRange TokenTable(const ModelTable& model);
+// The part of `range` that `rank` owns (empty: begin == end).
+ElementRange Owned(const ShardLayout& layout, int rank, ElementRange range);
+
+}  // namespace zeroshard
