@@ -1,5 +1,5 @@
-// What each unit keeps between its forward and its backward, and the scratch it needs while it runs.
-// The model carves its buffers by these tables, and the planner adds them up, so that the two
+// What each unit keeps between its forward and its backward, and the scratch it needs while it
+// runs. The model carves its buffers by these tables, and the planner adds them up, so that the two
 // cannot disagree. Pure arithmetic; thread-safe.
 #pragma once
 
@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/plan/model_table.h"
 
 namespace zeroshard {
 
 struct ActivationInfo {
-  std::string name;    // "ln_1.out"
+  std::string name;  // "attn.qkv"
   int64_t elements = 0;
   DType dtype = DType::kF32;
   int64_t offset = 0;  // bytes from the start of the unit's block; a multiple of 64
@@ -22,17 +23,27 @@ struct ActivationTable {
   std::vector<ActivationInfo> kept;     // live from forward to backward
   std::vector<ActivationInfo> scratch;  // live only inside one call; all units share one block
   int64_t kept_bytes = 0;               // a multiple of 64
-  int64_t scratch_bytes = 0;
+  int64_t scratch_bytes = 0;            // likewise
+
+  // nullptr when there is none of that name.
+  const ActivationInfo* FindKept(absl::string_view name) const;
+  const ActivationInfo* FindScratch(absl::string_view name) const;
 };
 
 // `micro_batch` sequences of config.sequence tokens; activations in `dtype` (fp32 or bf16).
+//
+// The first kept entry of every block and of the head is "input" [mb*T, C], at offset 0: the memory
+// that the unit before writes its output to, so that a boundary between two units exists once. (A
+// unit that is handed another `x` copies it there only when checkpointing.)
+//
 // With checkpointing a block keeps only its input (`kept` then holds "input" alone and the rest
 // moves to scratch).
 ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
                                     DType dtype, bool checkpointing);
 
 // Bytes of all units' kept blocks, one shared scratch block (the largest) and the two [mb*T, C]
-// buffers that carry the gradient from unit to unit.
+// buffers that carry the gradient from unit to unit (each rounded up to 64 bytes). Sizes past the
+// range of int64 saturate to its largest value.
 int64_t ActivationBytes(const ModelConfig& config, int64_t micro_batch, DType dtype,
                         bool checkpointing);
 

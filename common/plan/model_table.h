@@ -1,5 +1,6 @@
 // The tables that everything else is computed from: which tensors a model has, in which units, and
-// where each lies in its unit's flat vector (architecture, section 4). Pure arithmetic; thread-safe.
+// where each lies in its unit's flat vector (architecture, section 4). Pure arithmetic;
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ enum class Architecture { kGpt2, kLlama };
 // A ModelSpec with every default filled in and every relation checked.
 struct ModelConfig {
   Architecture architecture = Architecture::kGpt2;
-  int64_t hidden = 0;        // C
+  int64_t hidden = 0;  // C
   int64_t layers = 0;
   int64_t heads = 0;         // H
   int64_t kv_heads = 0;      // KV, divides H
@@ -63,7 +64,8 @@ struct UnitTable {
 
 // Units in execution order: embedding, blocks, head. Names, by architecture:
 //   gpt2   embedding: wte.weight [V,C], wpe.weight [T,C]
-//          block: ln_1.{weight,bias} [C], attn.{q,k,v}.weight [C,C] (out,in), attn.{q,k,v}.bias [C],
+//          block: ln_1.{weight,bias} [C], attn.{q,k,v}.weight [C,C] (out,in), attn.{q,k,v}.bias
+//          [C],
 //            attn.proj.weight [C,C] (in,out), attn.proj.bias [C], ln_2.{weight,bias},
 //            mlp.fc.weight [I,C] (out,in), mlp.fc.bias [I], mlp.proj.weight [I,C] (in,out),
 //            mlp.proj.bias [C]
@@ -75,13 +77,24 @@ struct UnitTable {
 //          head: norm_f.weight [C], and when untied lm_head.weight [V,C]
 // q, k and v weights lie side by side without a gap (their sizes are multiples of 64), so that one
 // product serves the three.
+//
+// Rules of the layout: tensors follow each other in the order above, each starts at the next
+// multiple of 64 elements, and the rest up to it is padding (zeros, never trained, not counted). A
+// tied lm_head has no tensor of its own. The tensor-split dimension (TensorSplit::kOutermost) of
+// every matrix is its first, so a run of rows is a contiguous run of elements; biases of split
+// outputs split alike. Initial values: norms' weights one, biases zero, matrices normal with
+// initializer_range; gpt2's attn.proj and mlp.proj with initializer_range / sqrt(2 x layers)
+// (Radford et al. 2019, section 2.3).
 struct ModelTable {
   ModelConfig config;
   std::vector<UnitTable> units;
   int64_t ParameterCount() const;  // without padding, tied tensors once
 };
 
-// INVALID_ARGUMENT names the field, the value seen and the value wanted.
+// INVALID_ARGUMENT names the field, the value seen and the value wanted; for a pattern in
+// `trainable` that matches no tensor, the names nearest to it. Accepted sizes are bounded so that
+// no later product of them overflows (hidden 2^16, intermediate 2^18, layers 4096, sequence 2^20,
+// vocabulary 2^24).
 absl::StatusOr<ModelConfig> MakeModelConfig(const v1::ModelSpec& spec);
 absl::StatusOr<ModelTable> MakeModelTable(const v1::ModelSpec& spec);
 

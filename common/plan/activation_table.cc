@@ -1,0 +1,138 @@
+#include "common/plan/activation_table.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // bytes
+// The largest multiple of the alignment, so that a saturated size is still aligned.
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / kAlignment * kAlignment;
+
+int64_t Add(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) || sum > kHuge ? kHuge : sum;
+}
+
+int64_t Product(std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (int64_t factor : factors) {
+    if (__builtin_mul_overflow(product, factor, &product) || product > kHuge) return kHuge;
+  }
+  return product;
+}
+
+int64_t AlignedBytes(int64_t elements, DType dtype) {
+  const int64_t bytes = Product({elements, static_cast<int64_t>(SizeOf(dtype))});
+  return bytes > kHuge - kAlignment ? kHuge : RoundUp(bytes, kAlignment);
+}
+
+// Lays entries one after the other, each at a multiple of the alignment.
+class Block {
+ public:
+  Block(std::vector<ActivationInfo>* entries, int64_t* bytes) : entries_(entries), bytes_(bytes) {}
+  void Place(std::string name, int64_t elements, DType dtype) {
+    entries_->push_back({std::move(name), elements, dtype, *bytes_});
+    *bytes_ = Add(*bytes_, AlignedBytes(elements, dtype));
+  }
+
+ private:
+  std::vector<ActivationInfo>* entries_;
+  int64_t* bytes_;
+};
+
+const ActivationInfo* Find(const std::vector<ActivationInfo>& entries, absl::string_view name) {
+  for (const ActivationInfo& entry : entries) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+// Kept are what only another product could bring back (q, k, v, the attention's output, the
+// residual between the two halves, the MLP's first products) and the norms' statistics. The norms'
+// outputs and the MLP's activation are recomputed in backward: element-wise work on data that
+// backward reads anyway costs no more than the traffic of writing and reading them.
+void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block kept, Block scratch) {
+  const int64_t rows = Product({micro_batch, c.sequence});
+  const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
+  const int64_t width = c.heads * c.head_dim;
+  const bool layer_norm = c.architecture == Architecture::kGpt2;
+  if (layer_norm) kept.Place("norm_1.mean", rows, DType::kF32);
+  kept.Place("norm_1.rstd", rows, DType::kF32);
+  kept.Place("attn.qkv", Product({rows, qkv}), dtype);
+  kept.Place("attn.lse", Product({rows, c.heads}), DType::kF32);
+  kept.Place("attn.out", Product({rows, width}), dtype);
+  kept.Place("residual", Product({rows, c.hidden}), dtype);
+  if (layer_norm) kept.Place("norm_2.mean", rows, DType::kF32);
+  kept.Place("norm_2.rstd", rows, DType::kF32);
+  if (layer_norm) {
+    kept.Place("mlp.fc", Product({rows, c.intermediate}), dtype);
+    scratch.Place("attn.qkv.bias", qkv, dtype);  // packed: the three lie apart in the flat vector
+  } else {
+    kept.Place("mlp.gate", Product({rows, c.intermediate}), dtype);
+    kept.Place("mlp.up", Product({rows, c.intermediate}), dtype);
+  }
+  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);  // and the gradient of it
+  scratch.Place("attn.d_out", Product({rows, width}), dtype);
+  // The MLP's activation, then its gradient; the gradient of q, k and v when the MLP is done.
+  scratch.Place("wide", Product({rows, std::max(c.intermediate, qkv)}), dtype);
+}
+
+void PlaceHead(const ModelConfig& c, int64_t micro_batch, DType dtype, Block scratch) {
+  const int64_t rows = Product({micro_batch, c.sequence});
+  if (c.architecture == Architecture::kGpt2) scratch.Place("norm.mean", rows, DType::kF32);
+  scratch.Place("norm.rstd", rows, DType::kF32);
+  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);     // then the gradient of it
+  scratch.Place("logits", Product({c.vocab, c.sequence}), dtype);  // of one sequence, [V, T]
+  scratch.Place("losses", c.sequence, DType::kF32);
+  // A micro-batch of one sequence needs no sum: its products are final.
+  if (micro_batch > 1) {
+    scratch.Place("lm_head.gradient", Product({c.vocab, c.hidden}), DType::kF32);
+  }
+}
+
+}  // namespace
+
+const ActivationInfo* ActivationTable::FindKept(absl::string_view name) const {
+  return Find(kept, name);
+}
+
+const ActivationInfo* ActivationTable::FindScratch(absl::string_view name) const {
+  return Find(scratch, name);
+}
+
+ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
+                                    DType dtype, bool checkpointing) {
+  ActivationTable table;
+  if (kind == UnitKind::kEmbedding) return table;
+  Block kept(&table.kept, &table.kept_bytes);
+  Block scratch(&table.scratch, &table.scratch_bytes);
+  kept.Place("input", Product({micro_batch, config.sequence, config.hidden}), dtype);
+  if (kind == UnitKind::kHead) {
+    PlaceHead(config, micro_batch, dtype, scratch);
+  } else {
+    PlaceBlock(config, micro_batch, dtype, checkpointing ? scratch : kept, scratch);
+  }
+  return table;
+}
+
+int64_t ActivationBytes(const ModelConfig& config, int64_t micro_batch, DType dtype,
+                        bool checkpointing) {
+  int64_t kept = 0;
+  int64_t scratch = 0;
+  for (UnitKind kind : {UnitKind::kEmbedding, UnitKind::kBlock, UnitKind::kHead}) {
+    const ActivationTable table =
+        MakeActivationTable(config, kind, micro_batch, dtype, checkpointing);
+    const int64_t count = kind == UnitKind::kBlock ? config.layers : 1;
+    kept = Add(kept, Product({table.kept_bytes, count}));
+    scratch = std::max(scratch, table.scratch_bytes);
+  }
+  const int64_t boundary =
+      AlignedBytes(Product({micro_batch, config.sequence, config.hidden}), dtype);
+  return Add(Add(kept, scratch), Product({boundary, 2}));
+}
+
+}  // namespace zeroshard
