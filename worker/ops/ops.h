@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -93,6 +94,14 @@ class Ops {
   virtual absl::Status AttentionBackward(const AttentionArgs& args, const void* out,
                                          const void* d_out, const float* lse, void* d_q, void* d_k,
                                          void* d_v) = 0;
+
+  // Plain copies and fills. Here for host memory; a device backend overrides them.
+  virtual void Copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  virtual void Zero(void* to, size_t bytes) {
+    if (bytes > 0) std::memset(to, 0, bytes);
+  }
 
   // y = a + b (y may be a or b).
   virtual void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) = 0;
