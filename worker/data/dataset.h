@@ -17,7 +17,8 @@ namespace zeroshard {
 class TokenDataset {
  public:
   // Reads and checks everything before training: INVALID_ARGUMENT or NOT_FOUND name file, offset,
-  // value seen and value wanted (a token id >= vocab_size, an odd byte count, fewer than T+1 tokens).
+  // value seen and value wanted (a token id >= vocab_size, an odd byte count, fewer than T+1
+  // tokens).
   static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const v1::DataSpec& spec,
                                                             int64_t sequence, int64_t vocab_size);
   virtual ~TokenDataset() = default;
@@ -26,11 +27,16 @@ class TokenDataset {
   // tokens[T] and targets[T] of sample index in [0, sample_count).
   virtual void Sample(int64_t index, absl::Span<int32_t> tokens,
                       absl::Span<int32_t> targets) const = 0;
+  // DATA_LOSS once a sample met a token id that was in range when the file was checked: the file
+  // was written to meanwhile. Such a sample is handed out as tokens 0 with targets -1 (no loss),
+  // and whoever trains must look here before it uses the step.
+  virtual absl::Status status() const { return absl::OkStatus(); }
 };
 
-// The order of samples: sample `position` (0-based over the whole run) is element position % n of the
-// permutation of epoch position / n. Each epoch holds each sample once; epochs differ; the order does
-// not depend on the world size. Computed in O(1) memory (a keyed permutation), thread-safe.
+// The order of samples: sample `position` (0-based over the whole run) is element position % n of
+// the permutation of epoch position / n. Each epoch holds each sample once; epochs differ; the
+// order does not depend on the world size. Computed in O(1) memory (a keyed permutation),
+// thread-safe.
 class SampleOrder {
  public:
   SampleOrder(int64_t samples, uint64_t seed);
