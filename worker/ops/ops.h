@@ -123,6 +123,11 @@ class Ops {
   // with `gradient`, logits become softmax - onehot, the gradient of the summed loss. logits [rows, v].
   virtual void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                             DType dtype, bool gradient, float* losses) = 0;
+  // The same for logits stored [v, rows], one column a row above (worker/ops/cross_entropy_columns.h).
+  // The head uses it: with the vocabulary outermost each run of vocabulary rows is a dense operand of
+  // the head matrix's gradient, and an odd vocabulary size never is a leading dimension.
+  virtual void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
+                                   DType dtype, bool gradient, float* losses) = 0;
 
   // out[i] = to(in[i]) (round to nearest even), for pairs of fp32 and bf16.
   virtual void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) = 0;
