@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# Sourced by the scripts of this folder, tests/run.sh and .ci/run; sets nothing but functions and
+# the constant below.
+
+REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+readonly REPOSITORY
+
+# Prints a message under the name of the calling script and ends it.
+fail() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 1
+}
+
+# Prints how many compilers may run at once: one a core, and about 1.5 GiB of memory for each, which
+# is what the largest generated sources take.
+build_jobs() {
+  local cores memory_kib jobs
+  cores="$(nproc)"
+  memory_kib="$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo)"
+  jobs=$((${memory_kib:-1572864} / 1572864))
+  ((jobs <= cores)) || jobs=$cores
+  ((jobs >= 1)) || jobs=1
+  echo "$jobs"
+}
+
+# configure_once FOLDER [CMAKE ARGUMENTS...]: configures the build folder FOLDER with Ninja, and with
+# ccache where it is installed. A folder that is configured already is left alone: its own build
+# files run CMake again when that is needed.
+configure_once() {
+  local folder="$1" launcher=()
+  shift
+  # The cache then serves every checkout of the same sources, wherever it lies.
+  export CCACHE_BASEDIR="$REPOSITORY" CCACHE_NOHASHDIR=true
+  [[ -f $folder/build.ninja ]] && return
+  if command -v ccache >/dev/null; then
+    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  cmake -G Ninja -S "$REPOSITORY" -B "$folder" "${launcher[@]}" "$@"
+}
