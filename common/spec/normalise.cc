@@ -1,0 +1,436 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/plan/model_table.h"
+#include "common/spec/batch.h"
+#include "common/spec/deepspeed_keys.h"
+#include "common/spec/job_spec.h"
+#include "common/spec/nearest_key.h"
+#include "common/spec/scalar.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint32_t kMaxWorkers = 65536;
+// Steps and counts stay exact in a double and in JSON.
+constexpr uint64_t kMaxCount = uint64_t{1} << 53;
+constexpr uint32_t kMaxTimeoutSeconds = 7 * 24 * 3600;
+constexpr uint32_t kByteVocabulary = 256;
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+std::string Shown(const std::string& text) {
+  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 80)), "\"");
+}
+
+absl::Status CheckChoice(absl::string_view path, const std::string& seen,
+                         const std::vector<std::string>& wanted) {
+  if (std::find(wanted.begin(), wanted.end(), seen) != wanted.end()) return absl::OkStatus();
+  const std::string nearest = seen.empty() ? "" : NearestKey(seen, wanted);
+  return Bad(path, ": seen ", Shown(seen), ", wanted ", absl::StrJoin(wanted, ", "),
+             nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
+}
+
+// In [low, high].
+absl::Status CheckCount(absl::string_view path, uint64_t seen, uint64_t low, uint64_t high) {
+  if (seen >= low && seen <= high) return absl::OkStatus();
+  return Bad(path, ": seen ", seen, ", wanted a whole number from ", low, " to ", high);
+}
+
+absl::Status CheckReal(absl::string_view path, double seen, bool good, absl::string_view wanted) {
+  if (std::isfinite(seen) && good) return absl::OkStatus();
+  return Bad(path, ": seen ", DoubleToText(seen), ", wanted ", wanted);
+}
+
+absl::Status CheckName(const std::string& name) {
+  constexpr size_t kLongest = 63;
+  if (name.empty()) return Bad("name: missing; every job needs one, for example name: licences");
+  bool good = name.size() <= kLongest && absl::ascii_isalnum(name.front()) &&
+              absl::ascii_isalnum(name.back());
+  for (const char c : name) {
+    good = good && (absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.');
+  }
+  if (good) return absl::OkStatus();
+  return Bad("name: seen ", Shown(name), ", wanted at most ", kLongest,
+             " of the characters a-z A-Z 0-9 - _ . that begin and end with a letter or digit: it "
+             "becomes a folder and a label");
+}
+
+absl::Status CheckData(const v1::JobSpec& spec) {
+  const v1::DataSpec& data = spec.data();
+  if (data.train().empty()) {
+    return Bad(
+        "data.train: missing; name the files or folders to train on, for example data: "
+        "{train: [/usr/share/common-licenses], tokenizer: bytes}");
+  }
+  for (int i = 0; i < data.train_size(); ++i) {
+    if (data.train(i).empty()) return Bad("data.train.", i, ": empty, wanted a file or a folder");
+  }
+  if (data.tokenizer().empty()) {
+    return Bad("data.tokenizer: missing; write bytes for text, tokens for files of token ids");
+  }
+  if (absl::Status status = CheckChoice("data.tokenizer", data.tokenizer(), {"bytes", "tokens"});
+      !status.ok()) {
+    return status;
+  }
+  if (data.tokenizer() == "bytes" && spec.model().vocab_size() < kByteVocabulary) {
+    return Bad("model.vocab_size: seen ", spec.model().vocab_size(), ", wanted at least ",
+               kByteVocabulary, ", because data.tokenizer is bytes");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NormaliseResources(v1::JobSpec* spec) {
+  v1::ResourceSpec* resources = spec->mutable_resources();
+  if (resources->workers() == 0) {
+    return Bad(
+        "resources.workers: missing; write how many workers train the job, for example "
+        "resources: {workers: 2}");
+  }
+  if (absl::Status status = CheckCount("resources.workers", resources->workers(), 1, kMaxWorkers);
+      !status.ok()) {
+    return status;
+  }
+  if (resources->min_workers() == 0) resources->set_min_workers(resources->workers());
+  if (resources->min_workers() > resources->workers()) {
+    return Bad("resources.min_workers: seen ", resources->min_workers(),
+               ", wanted at most resources.workers, which is ", resources->workers());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NormaliseOptimizer(v1::JobSpec* spec) {
+  v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
+  const std::string& type = optimizer->type();
+  if (!type.empty() && !absl::EqualsIgnoreCase(type, "AdamW")) {
+    const absl::string_view advice = DeepSpeedOptimizerAdvice(type);
+    if (!advice.empty()) {
+      return Bad("optimizer.type: ", Shown(type),
+                 " is an optimizer of DeepSpeed's that ZeroShard does not support: ", advice);
+    }
+    return Bad("optimizer.type: seen ", Shown(type), ", wanted AdamW");
+  }
+  optimizer->set_type("AdamW");
+  v1::OptimizerParams* params = optimizer->mutable_params();
+  // The defaults of the optimizer DeepSpeed builds for AdamW (deepspeed/ops/adam/fused_adam.py).
+  if (!params->has_lr()) params->set_lr(1e-3);
+  if (params->betas().empty()) {
+    params->add_betas(0.9);
+    params->add_betas(0.999);
+  }
+  if (!params->has_eps()) params->set_eps(1e-8);
+  if (!params->has_weight_decay()) params->set_weight_decay(0.0);
+
+  if (params->betas_size() != 2) {
+    return Bad("optimizer.params.betas: seen ", params->betas_size(),
+               " numbers, wanted two, for example [0.9, 0.95]");
+  }
+  for (int i = 0; i < 2; ++i) {
+    const double beta = params->betas(i);
+    if (absl::Status status = CheckReal(absl::StrCat("optimizer.params.betas.", i), beta,
+                                        beta >= 0 && beta < 1, "0 <= beta < 1");
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (absl::Status status =
+          CheckReal("optimizer.params.lr", params->lr(), params->lr() > 0, "a number above 0");
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          CheckReal("optimizer.params.eps", params->eps(), params->eps() > 0, "a number above 0");
+      !status.ok()) {
+    return status;
+  }
+  return CheckReal("optimizer.params.weight_decay", params->weight_decay(),
+                   params->weight_decay() >= 0, "0 or more");
+}
+
+const std::map<std::string, std::vector<std::string>>& SchedulerKeys() {
+  static const auto* const keys = new std::map<std::string, std::vector<std::string>>{
+      {"constant", {"warmup_steps"}},
+      {"linear", {"warmup_steps", "min_lr", "total_steps"}},
+      {"cosine", {"warmup_steps", "min_lr", "total_steps"}},
+      {"WarmupLR", {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type"}},
+      {"WarmupDecayLR",
+       {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "total_num_steps"}},
+      {"WarmupCosineLR",
+       {"total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type"}},
+  };
+  return *keys;
+}
+
+absl::Status CheckSchedulerKeys(const v1::SchedulerSpec& scheduler) {
+  const auto found = SchedulerKeys().find(scheduler.type());
+  if (found == SchedulerKeys().end()) {
+    const absl::string_view advice = DeepSpeedSchedulerAdvice(scheduler.type());
+    if (!advice.empty()) {
+      return Bad("scheduler.type: ", Shown(scheduler.type()),
+                 " is a scheduler of DeepSpeed's that ZeroShard does not support: ", advice);
+    }
+    std::vector<std::string> types;
+    for (const auto& [type, unused] : SchedulerKeys()) types.push_back(type);
+    return CheckChoice("scheduler.type", scheduler.type(), types);
+  }
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  scheduler.params().GetReflection()->ListFields(scheduler.params(), &fields);
+  for (const auto* field : fields) {
+    const std::vector<std::string>& own = found->second;
+    if (std::find(own.begin(), own.end(), field->name()) != own.end()) continue;
+    return Bad("scheduler.params.", field->name(), ": the scheduler ", scheduler.type(),
+               " does not have it; it has ", absl::StrJoin(own, ", "));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NormaliseOwnScheduler(v1::JobSpec* spec) {
+  v1::SchedulerParams* params = spec->mutable_scheduler()->mutable_params();
+  if (!params->has_warmup_steps()) params->set_warmup_steps(0);
+  if (absl::Status status =
+          CheckCount("scheduler.params.warmup_steps", params->warmup_steps(), 0, kMaxCount);
+      !status.ok()) {
+    return status;
+  }
+  if (spec->scheduler().type() == "constant") return absl::OkStatus();
+  if (!params->has_min_lr()) params->set_min_lr(0.0);
+  if (!params->has_total_steps()) params->set_total_steps(spec->steps());
+  if (absl::Status status =
+          CheckCount("scheduler.params.total_steps", params->total_steps(), 1, kMaxCount);
+      !status.ok()) {
+    return status;
+  }
+  if (params->warmup_steps() > params->total_steps()) {
+    return Bad("scheduler.params.warmup_steps: seen ", params->warmup_steps(),
+               ", wanted at most the schedule's steps, ", params->total_steps());
+  }
+  const double lr = spec->optimizer().params().lr();
+  return CheckReal("scheduler.params.min_lr", params->min_lr(),
+                   params->min_lr() >= 0 && params->min_lr() <= lr,
+                   absl::StrCat("0 to optimizer.params.lr, which is ", DoubleToText(lr)));
+}
+
+absl::Status NormaliseDeepSpeedScheduler(v1::JobSpec* spec) {
+  const std::string& type = spec->scheduler().type();
+  v1::SchedulerParams* params = spec->mutable_scheduler()->mutable_params();
+  if (!params->has_warmup_num_steps()) params->set_warmup_num_steps(1000);
+  if (!params->has_warmup_type()) params->set_warmup_type("log");
+  if (absl::Status status =
+          CheckCount("scheduler.params.warmup_num_steps", params->warmup_num_steps(), 1, kMaxCount);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          CheckChoice("scheduler.params.warmup_type", params->warmup_type(), {"log", "linear"});
+      !status.ok()) {
+    return status;
+  }
+  if (type != "WarmupLR") {
+    if (!params->has_total_num_steps()) {
+      return Bad("scheduler.params.total_num_steps: missing; ", type,
+                 " needs the number of steps to decay over, for example ", spec->steps());
+    }
+    if (absl::Status status =
+            CheckCount("scheduler.params.total_num_steps", params->total_num_steps(), 1, kMaxCount);
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (type == "WarmupCosineLR") {
+    if (!params->has_warmup_min_ratio()) params->set_warmup_min_ratio(0.0);
+    if (!params->has_cos_min_ratio()) params->set_cos_min_ratio(1e-4);
+    for (const auto& [key, ratio] :
+         {std::pair<std::string, double>{"warmup_min_ratio", params->warmup_min_ratio()},
+          {"cos_min_ratio", params->cos_min_ratio()}}) {
+      if (absl::Status status = CheckReal(absl::StrCat("scheduler.params.", key), ratio,
+                                          ratio >= 0 && ratio <= 1, "0 to 1");
+          !status.ok()) {
+        return status;
+      }
+    }
+    return absl::OkStatus();
+  }
+  if (!params->has_warmup_min_lr()) params->set_warmup_min_lr(0.0);
+  // WarmupLR warms up to the optimizer's rate; WarmupDecayLR's own default is 1e-3.
+  if (!params->has_warmup_max_lr()) {
+    params->set_warmup_max_lr(type == "WarmupLR" ? spec->optimizer().params().lr() : 1e-3);
+  }
+  for (const auto& [key, rate] :
+       {std::pair<std::string, double>{"warmup_min_lr", params->warmup_min_lr()},
+        {"warmup_max_lr", params->warmup_max_lr()}}) {
+    if (absl::Status status = CheckReal(absl::StrCat("scheduler.params.", key), rate, rate >= 0,
+                                        "a number of 0 or more");
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NormaliseScheduler(v1::JobSpec* spec) {
+  v1::SchedulerSpec* scheduler = spec->mutable_scheduler();
+  if (scheduler->type().empty()) {
+    if (scheduler->has_params() && scheduler->params().ByteSizeLong() > 0) {
+      return Bad("scheduler.type: missing; the section has params but not whose they are");
+    }
+    scheduler->set_type("constant");
+  }
+  if (absl::Status status = CheckSchedulerKeys(*scheduler); !status.ok()) return status;
+  return absl::StartsWith(scheduler->type(), "Warmup") ? NormaliseDeepSpeedScheduler(spec)
+                                                       : NormaliseOwnScheduler(spec);
+}
+
+absl::Status CheckPrecision(const v1::JobSpec& spec) {
+  if (spec.fp16().enabled() && spec.bf16().enabled()) {
+    return Bad("bf16.enabled and fp16.enabled: both true; a job trains in one type: keep bf16");
+  }
+  if (spec.fp16().enabled()) {
+    return Bad(
+        "fp16.enabled: this version trains in bf16 or fp32: write bf16: {enabled: true}, or "
+        "remove fp16 for fp32");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NormaliseOffload(absl::string_view key, v1::OffloadSpec* offload) {
+  const std::string path = absl::StrCat("zero_optimization.", key, ".device");
+  if (offload->device().empty()) offload->set_device("none");
+  if (absl::Status status = CheckChoice(path, offload->device(), {"none", "cpu", "nvme"});
+      !status.ok()) {
+    return status;
+  }
+  if (offload->device() == "none") return absl::OkStatus();
+  return Bad(path, ": seen ", offload->device(), "; this version keeps ",
+             key == "offload_param" ? "the parameters" : "the optimizer state",
+             " on the workers: write none, or remove the key");
+}
+
+absl::Status NormaliseZero(v1::JobSpec* spec) {
+  v1::ZeroSpec* zero = spec->mutable_zero_optimization();
+  if (absl::Status status = CheckCount("zero_optimization.stage", zero->stage(), 0, 3);
+      !status.ok()) {
+    return status;
+  }
+  if (!zero->has_reduce_bucket_size()) zero->set_reduce_bucket_size(500'000'000);
+  if (!zero->has_stage3_prefetch_bucket_size()) zero->set_stage3_prefetch_bucket_size(50'000'000);
+  if (!zero->has_stage3_param_persistence_threshold()) {
+    zero->set_stage3_param_persistence_threshold(100'000);
+  }
+  if (!zero->has_stage3_max_live_parameters()) {
+    zero->set_stage3_max_live_parameters(1'000'000'000);
+  }
+  if (!zero->has_stage3_max_reuse_distance()) zero->set_stage3_max_reuse_distance(1'000'000'000);
+  if (!zero->has_overlap_comm()) zero->set_overlap_comm(true);
+  const struct {
+    absl::string_view key;
+    uint64_t seen;
+    uint64_t low;
+  } sizes[] = {
+      {"reduce_bucket_size", zero->reduce_bucket_size(), 1},
+      {"stage3_prefetch_bucket_size", zero->stage3_prefetch_bucket_size(), 0},
+      {"stage3_param_persistence_threshold", zero->stage3_param_persistence_threshold(), 0},
+      {"stage3_max_live_parameters", zero->stage3_max_live_parameters(), 0},
+      {"stage3_max_reuse_distance", zero->stage3_max_reuse_distance(), 0},
+  };
+  for (const auto& size : sizes) {
+    // Beyond 2^53 (as with DeepSpeed's sys.maxsize) a size means "no limit" all the same.
+    if (absl::Status status = CheckCount(absl::StrCat("zero_optimization.", size.key), size.seen,
+                                         size.low, std::numeric_limits<int64_t>::max());
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (absl::Status status =
+          NormaliseOffload("offload_optimizer", zero->mutable_offload_optimizer());
+      !status.ok()) {
+    return status;
+  }
+  return NormaliseOffload("offload_param", zero->mutable_offload_param());
+}
+
+absl::Status NormaliseRest(v1::JobSpec* spec) {
+  if (spec->checkpoint().interval_steps() != 0) {
+    return Bad("checkpoint.interval_steps: seen ", spec->checkpoint().interval_steps(),
+               "; this version writes no checkpoints: write 0, or remove the key (the job still "
+               "survives a restart of the coordinator)");
+  }
+  v1::ParallelSpec* parallel = spec->mutable_parallel();
+  if (!parallel->has_tensor()) parallel->set_tensor(1);
+  if (!parallel->has_pipeline()) parallel->set_pipeline(1);
+  for (const auto& [key, seen] : {std::pair<std::string, uint32_t>{"tensor", parallel->tensor()},
+                                  {"pipeline", parallel->pipeline()}}) {
+    if (seen != 1) {
+      return Bad("parallel.", key, ": seen ", seen,
+                 "; this version trains data-parallel only: write 1, and shard the model with "
+                 "zero_optimization: {stage: 3}");
+    }
+  }
+  v1::TimeoutSpec* timeouts = spec->mutable_timeouts();
+  if (!timeouts->has_start_seconds()) timeouts->set_start_seconds(120);
+  if (!timeouts->has_step_seconds()) timeouts->set_step_seconds(600);
+  if (!timeouts->has_collective_seconds()) timeouts->set_collective_seconds(300);
+  for (const auto& [key, seen] :
+       {std::pair<std::string, uint32_t>{"start_seconds", timeouts->start_seconds()},
+        {"step_seconds", timeouts->step_seconds()},
+        {"collective_seconds", timeouts->collective_seconds()}}) {
+    if (absl::Status status =
+            CheckCount(absl::StrCat("timeouts.", key), seen, 1, kMaxTimeoutSeconds);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const v1::ModelSpec& model) {
+  if (model.architecture().empty()) {
+    return Bad("model.architecture: missing; write gpt2 or llama");
+  }
+  const absl::StatusOr<ModelTable> table = MakeModelTable(model);
+  if (table.ok()) return absl::OkStatus();
+  const absl::string_view message = table.status().message();
+  return absl::StartsWith(message, "model") ? absl::InvalidArgumentError(message)
+                                            : Bad("model: ", message);
+}
+
+}  // namespace
+
+absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
+  if (absl::Status status = CheckName(spec->name()); !status.ok()) return status;
+  if (absl::Status status = CheckModel(spec->model()); !status.ok()) return status;
+  if (absl::Status status = CheckData(*spec); !status.ok()) return status;
+  if (spec->steps() == 0) {
+    return Bad(
+        "steps: missing or 0; write how many optimizer steps the job trains, for example "
+        "steps: 200");
+  }
+  if (absl::Status status = CheckCount("steps", spec->steps(), 1, kMaxCount); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = NormaliseResources(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseBatch(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseOptimizer(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseScheduler(spec); !status.ok()) return status;
+  if (absl::Status status = CheckReal("gradient_clipping", spec->gradient_clipping(),
+                                      spec->gradient_clipping() >= 0, "0 (none) or more");
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckPrecision(*spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseZero(spec); !status.ok()) return status;
+  return NormaliseRest(spec);
+}
+
+}  // namespace zeroshard
