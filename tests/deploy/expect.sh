@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# Sourced by the tests of this folder: a scratch folder that goes away, and checks that count.
+
+REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
+# shellcheck disable=SC2034  # for the scripts that source this
+readonly REPOSITORY
+scratch="$(mktemp -d)"
+readonly scratch
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+# complain MESSAGE...: notes a failed check and goes on.
+complain() {
+  printf 'FAILED: %s\n' "$*" >&2
+  failures=$((failures + 1))
+}
+
+# expect_end CODE PATTERN COMMAND...: the command ends with CODE and its output, both streams, has a
+# line that matches PATTERN (an extended regular expression).
+expect_end() {
+  local code="$1" pattern="$2" status=0 output
+  shift 2
+  output="$("$@" 2>&1 </dev/null)" || status=$?
+  ((status == code)) || complain "exit code $status instead of $code from: $*; it printed: $output"
+  grep -qE -- "$pattern" <<<"$output" ||
+    complain "no line that matches '$pattern' from: $*; it printed: $output"
+}
+
+# finish: the exit code of the test.
+finish() {
+  ((failures == 0)) || {
+    printf '%d checks failed\n' "$failures" >&2
+    exit 1
+  }
+  exit 0
+}
