@@ -1,5 +1,5 @@
-// A unit of the model: parameters in one flat vector, Forward and Backward written by hand over Ops.
-// Units hold no parameters and no gradients: the ZeRO engine lends them (worker/zero). Not
+// A unit of the model: parameters in one flat vector, Forward and Backward written by hand over
+// Ops. Units hold no parameters and no gradients: the ZeRO engine lends them (worker/zero). Not
 // thread-safe; one instance a rank.
 #pragma once
 
@@ -15,8 +15,8 @@
 namespace zeroshard {
 
 // Where a unit's gradients go. The unit asks for room for a range of its flat vector, writes the
-// gradient of the summed loss over the micro-batch there (wire type = compute dtype, rounded once), and
-// says when a range is done; from then on it must not touch it.
+// gradient of the summed loss over the micro-batch there (wire type = compute dtype, rounded once),
+// and says when a range is done; from then on it must not touch it.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
@@ -29,7 +29,7 @@ class GradientSink {
 };
 
 struct MicroBatch {
-  int64_t batch = 0;               // sequences
+  int64_t batch = 0;                 // sequences
   const int32_t* tokens = nullptr;   // [batch, T]
   const int32_t* targets = nullptr;  // [batch, T]; -1: no loss
 };
@@ -45,8 +45,9 @@ struct UnitContext {
 class BlockUnit {
  public:
   virtual ~BlockUnit() = default;
-  // x, y [mb*T, C]; params: the unit's flat vector in ctx.dtype. `x` stays valid and unchanged until
-  // Backward (the unit may keep the pointer) unless checkpointing, where Forward copies it to `kept`.
+  // x, y [mb*T, C]; params: the unit's flat vector in ctx.dtype. `x` stays valid and unchanged
+  // until Backward (the unit may keep the pointer) unless checkpointing, where Forward copies it to
+  // `kept`.
   virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                                const void* x, void* y) = 0;
   // dy -> dx, which may be the same buffer. With checkpointing it first repeats the forward.
@@ -76,9 +77,9 @@ class HeadUnit {
   // Loss only. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
   virtual absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
                             const MicroBatch& mb, const void* x, LossResult* result) = 0;
-  // Loss and the gradient of the summed loss: dx [mb*T, C] (not x), the norm's gradients through `sink`,
-  // the head matrix's through `head_sink` in row blocks whose element range in that unit's flat vector
-  // starts at head_offset (the same sink and unit when untied).
+  // Loss and the gradient of the summed loss: dx [mb*T, C] (not x), the norm's gradients through
+  // `sink`, the head matrix's through `head_sink` in row blocks whose element range in that unit's
+  // flat vector starts at head_offset (the same sink and unit when untied).
   virtual absl::Status LossAndBackward(const UnitContext& ctx, const void* params,
                                        const void* lm_head, const MicroBatch& mb, const void* x,
                                        void* dx, GradientSink* sink, GradientSink* head_sink,

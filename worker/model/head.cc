@@ -1,0 +1,197 @@
+#include "worker/model/head.h"
+
+#include <algorithm>
+
+#include "worker/model/norm.h"
+#include "worker/model/pass.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr int64_t kBlockElements = int64_t{1} << 22;
+constexpr int64_t kAlign = 64;
+
+// Logits are kept as [V, T], one sequence at a time. With the vocabulary outermost every run of
+// vocabulary rows is a dense operand, of the logits' product as of the gradient's, and an odd V
+// never is a leading dimension.
+class Head : public HeadUnit {
+ public:
+  Head(const ModelConfig& config, const UnitTable& unit, bool matrix_trainable)
+      : config_(config),
+        matrix_trainable_(matrix_trainable),
+        block_rows_(HeadBlockRows(config)),
+        norm_(config, unit, config.architecture == Architecture::kGpt2 ? "ln_f" : "norm_f", "norm"),
+        activations_(config, UnitKind::kHead, /*checkpointing=*/false) {}
+
+  absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
+                    const MicroBatch& mb, const void* x, LossResult* result) override {
+    const Pass pass = MakePass(ctx, params, mb);
+    *result = LossResult();
+    norm_.Forward(pass, x, pass.At("norm.out"));
+    for (int64_t b = 0; b < mb.batch; ++b) {
+      const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/false, result);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LossAndBackward(const UnitContext& ctx, const void* params, const void* lm_head,
+                               const MicroBatch& mb, const void* x, void* dx, GradientSink* sink,
+                               GradientSink* head_sink, int64_t head_offset,
+                               LossResult* result) override {
+    Pass pass = MakePass(ctx, params, mb);
+    *result = LossResult();
+    void* norm_out = pass.At("norm.out");
+    norm_.Forward(pass, x, norm_out);
+    for (int64_t b = 0; b < mb.batch; ++b) {
+      absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/true, result);
+      if (!status.ok()) return status;
+      void* sequence = Sequence(pass, norm_out, b);
+      status = mb.batch == 1 ? HandOutGradient(pass, sequence, head_sink, head_offset)
+                             : AccumulateGradient(pass, sequence, /*first=*/b == 0);
+      if (!status.ok()) return status;
+      // The norm's output has served; its gradient takes its place.
+      status = pass.Product(pass.At("logits"), true, lm_head, false, sequence, config_.sequence,
+                            config_.hidden, config_.vocab);
+      if (!status.ok()) return status;
+    }
+    if (mb.batch > 1) {
+      const absl::Status status = HandOutAccumulated(pass, head_sink, head_offset);
+      if (!status.ok()) return status;
+    }
+    absl::StatusOr<void*> gradients = sink->Acquire(0, norm_.end());
+    if (!gradients.ok()) return gradients.status();
+    pass.gradients = *gradients;
+    norm_.Backward(pass, norm_out, x, /*accumulate=*/false, dx);
+    return sink->Done(0, norm_.end());
+  }
+
+ private:
+  Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb) {
+    Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
+    pass.batch = mb.batch;
+    pass.rows = mb.batch * config_.sequence;
+    pass.params = params;
+    return pass;
+  }
+
+  // Sequence b of a [mb*T, C] buffer.
+  void* Sequence(const Pass& pass, void* rows, int64_t b) const {
+    return Advance(rows, b * config_.sequence * config_.hidden, pass.dtype());
+  }
+
+  // Calls body(first row, number of rows) for each block of vocabulary rows.
+  template <typename Body>
+  absl::Status ForEachBlock(const Body& body) const {
+    for (int64_t row = 0; row < config_.vocab; row += block_rows_) {
+      const absl::Status status = body(row, std::min(block_rows_, config_.vocab - row));
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // The loss of sequence b; with `gradient` the logits become the gradient of it.
+  absl::Status SequenceLoss(const Pass& pass, const void* lm_head, const MicroBatch& mb, int64_t b,
+                            bool gradient, LossResult* result) const {
+    const int64_t T = config_.sequence;
+    const void* sequence = Sequence(pass, pass.At("norm.out"), b);
+    void* logits = pass.At("logits");
+    const absl::Status status = ForEachBlock([&](int64_t row, int64_t count) {
+      return pass.Product(Advance(lm_head, row * config_.hidden, pass.dtype()), false, sequence,
+                          true, Advance(logits, row * T, pass.dtype()), count, T, config_.hidden);
+    });
+    if (!status.ok()) return status;
+    float* losses = pass.Float("losses");
+    const int32_t* targets = mb.targets + b * T;
+    pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(), gradient,
+                                   losses);
+    for (int64_t t = 0; t < T; ++t) {
+      if (targets[t] < 0) continue;
+      result->loss += static_cast<double>(losses[t]);
+      ++result->tokens;
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows [row, row + count) of the head matrix's gradient from one sequence [T, C].
+  absl::Status GradientBlock(const Pass& pass, const void* sequence, int64_t row, int64_t count,
+                             void* out, DType out_type, bool accumulate) const {
+    MatmulArgs args;
+    args.a = Advance(pass.At("logits"), row * config_.sequence, pass.dtype());
+    args.b = sequence;
+    args.c = out;
+    args.m = count;
+    args.n = config_.hidden;
+    args.k = config_.sequence;
+    args.ab_type = pass.dtype();
+    args.c_type = out_type;
+    args.accumulate = accumulate;
+    return pass.ops().Matmul(args);
+  }
+
+  // Acquires each block of rows, has `fill(row, count, memory)` write it, and hands it out.
+  template <typename Fill>
+  absl::Status HandOut(GradientSink* sink, int64_t offset, const Fill& fill) const {
+    return ForEachBlock([&](int64_t row, int64_t count) -> absl::Status {
+      const int64_t begin = offset + row * config_.hidden;
+      const int64_t end = RoundUp(begin + count * config_.hidden, kAlign);
+      absl::StatusOr<void*> memory = sink->Acquire(begin, end);
+      if (!memory.ok()) return memory.status();
+      if (matrix_trainable_) {
+        const absl::Status status = fill(row, count, *memory);
+        if (!status.ok()) return status;
+      }
+      return sink->Done(begin, end);
+    });
+  }
+
+  absl::Status HandOutGradient(const Pass& pass, const void* sequence, GradientSink* sink,
+                               int64_t offset) const {
+    return HandOut(sink, offset, [&](int64_t row, int64_t count, void* memory) {
+      return GradientBlock(pass, sequence, row, count, memory, pass.dtype(), false);
+    });
+  }
+
+  absl::Status AccumulateGradient(const Pass& pass, const void* sequence, bool first) const {
+    if (!matrix_trainable_) return absl::OkStatus();
+    float* sum = pass.Float("lm_head.gradient");
+    return ForEachBlock([&](int64_t row, int64_t count) {
+      return GradientBlock(pass, sequence, row, count, sum + row * config_.hidden, DType::kF32,
+                           !first);
+    });
+  }
+
+  absl::Status HandOutAccumulated(const Pass& pass, GradientSink* sink, int64_t offset) const {
+    const float* sum = pass.Float("lm_head.gradient");
+    return HandOut(sink, offset, [&](int64_t row, int64_t count, void* memory) {
+      const float* from = sum + row * config_.hidden;
+      const int64_t n = count * config_.hidden;
+      if (pass.dtype() == DType::kF32) {
+        pass.ops().Copy(memory, from, static_cast<size_t>(n) * sizeof(float));
+      } else {
+        pass.ops().Convert(from, DType::kF32, n, memory, pass.dtype());
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  const ModelConfig config_;
+  const bool matrix_trainable_;
+  const int64_t block_rows_;
+  const Norm norm_;
+  ActivationCache activations_;
+};
+
+}  // namespace
+
+int64_t HeadBlockRows(const ModelConfig& config) {
+  const int64_t rows = std::max(kAlign, kBlockElements / config.hidden / kAlign * kAlign);
+  return std::min(rows, config.vocab);
+}
+
+std::unique_ptr<HeadUnit> MakeHead(const ModelConfig& config, const UnitTable& unit,
+                                   bool matrix_trainable) {
+  return std::make_unique<Head>(config, unit, matrix_trainable);
+}
+
+}  // namespace zeroshard

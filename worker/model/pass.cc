@@ -1,0 +1,52 @@
+#include "worker/model/pass.h"
+
+namespace zeroshard {
+
+const ActivationTable& ActivationCache::Get(int64_t micro_batch, DType dtype) {
+  if (micro_batch != micro_batch_ || dtype != dtype_) {
+    table_ = MakeActivationTable(config_, kind_, micro_batch, dtype, checkpointing_);
+    micro_batch_ = micro_batch;
+    dtype_ = dtype;
+  }
+  return table_;
+}
+
+void* Pass::At(absl::string_view name) const {
+  if (const ActivationInfo* entry = activations.FindKept(name)) {
+    return static_cast<char*>(ctx.kept) + entry->offset;
+  }
+  const ActivationInfo* entry = activations.FindScratch(name);
+  assert(entry != nullptr);
+  return static_cast<char*>(ctx.scratch) + entry->offset;
+}
+
+absl::Status Pass::Product(const void* a, bool transpose_a, const void* b, bool transpose_b,
+                           void* c, int64_t m, int64_t n, int64_t k, const void* bias,
+                           bool accumulate) const {
+  MatmulArgs args;
+  args.a = a;
+  args.b = b;
+  args.c = c;
+  args.bias = bias;
+  args.m = m;
+  args.n = n;
+  args.k = k;
+  args.transpose_a = transpose_a;
+  args.transpose_b = transpose_b;
+  args.ab_type = dtype();
+  args.c_type = dtype();
+  args.accumulate = accumulate;
+  return ops().Matmul(args);
+}
+
+absl::Status Pass::MatrixGradient(const ParameterInfo& p, const void* a, const void* b, int64_t m,
+                                  int64_t n) const {
+  if (!p.trainable) return absl::OkStatus();
+  return Product(a, true, b, false, Gradient(p), m, n, rows);
+}
+
+void Pass::BiasGradient(const ParameterInfo& p, const void* d) const {
+  if (p.trainable) ops().ColumnSum(d, rows, p.size, dtype(), Gradient(p), dtype());
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,72 @@
+// One call of a unit: its parameters, the memory for its gradients and its activations by name.
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/plan/activation_table.h"
+#include "common/plan/model_table.h"
+#include "worker/model/unit.h"
+#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+// `pointer` moved by `elements` of `dtype`.
+inline void* Advance(void* pointer, int64_t elements, DType dtype) {
+  return static_cast<char*>(pointer) + elements * static_cast<int64_t>(SizeOf(dtype));
+}
+inline const void* Advance(const void* pointer, int64_t elements, DType dtype) {
+  return static_cast<const char*>(pointer) + elements * static_cast<int64_t>(SizeOf(dtype));
+}
+
+// A unit's activation table for the micro-batch and type last asked for. Not thread-safe.
+class ActivationCache {
+ public:
+  ActivationCache(const ModelConfig& config, UnitKind kind, bool checkpointing)
+      : config_(config), kind_(kind), checkpointing_(checkpointing) {}
+  // Valid until the next call.
+  const ActivationTable& Get(int64_t micro_batch, DType dtype);
+
+ private:
+  ModelConfig config_;
+  UnitKind kind_;
+  bool checkpointing_;
+  int64_t micro_batch_ = -1;
+  DType dtype_ = DType::kF32;
+  ActivationTable table_;
+};
+
+// All pointers are borrowed for the call.
+struct Pass {
+  const UnitContext& ctx;
+  const ActivationTable& activations;
+  int64_t batch = 0;             // sequences
+  int64_t rows = 0;              // tokens: batch x T
+  const void* params = nullptr;  // the unit's flat vector
+  void* gradients = nullptr;     // likewise, in backward
+
+  Ops& ops() const { return *ctx.ops; }
+  DType dtype() const { return ctx.dtype; }
+  const void* Parameter(const ParameterInfo& p) const {
+    return Advance(params, p.offset, ctx.dtype);
+  }
+  void* Gradient(const ParameterInfo& p) const { return Advance(gradients, p.offset, ctx.dtype); }
+
+  // An entry of the unit's activation table, kept or scratch; it must exist.
+  void* At(absl::string_view name) const;
+  float* Float(absl::string_view name) const { return static_cast<float*>(At(name)); }
+
+  // c[m,n] = op(a)[m,k] * op(b)[k,n], all in the compute type.
+  absl::Status Product(const void* a, bool transpose_a, const void* b, bool transpose_b, void* c,
+                       int64_t m, int64_t n, int64_t k, const void* bias = nullptr,
+                       bool accumulate = false) const;
+  // The gradient of the matrix `p` [m,n] = a[rows,m]^T * b[rows,n]. Nothing where `p` is frozen.
+  absl::Status MatrixGradient(const ParameterInfo& p, const void* a, const void* b, int64_t m,
+                              int64_t n) const;
+  // The gradient of the bias `p` [n]: the column sums of d [rows, n].
+  void BiasGradient(const ParameterInfo& p, const void* d) const;
+};
+
+}  // namespace zeroshard
