@@ -1,0 +1,233 @@
+#include "worker/ops/tile_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "worker/ops/simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker/ops/tile_kernels.cc"
+#include "hwy/foreach_target.h"
+#include "worker/ops/exp-inl.h"
+#include "worker/ops/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zeroshard::cpu::HWY_NAMESPACE {
+
+// Calls f(T()) with the C++ type of a DType.
+template <class F>
+HWY_INLINE void WithType(DType type, F f) {
+  if (type == DType::kBF16) {
+    f(Bf16());
+  } else {
+    f(float());
+  }
+}
+
+void PackBlock(const void* from, int64_t ld, DType from_type, int64_t rows, int64_t cols, void* to,
+               DType to_type) {
+  if (from_type == to_type) {
+    const auto size = static_cast<int64_t>(SizeOf(from_type));
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(As<char>(to) + r * cols * size, As<char>(from) + r * ld * size,
+                  static_cast<size_t>(cols * size));
+    }
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const Bf16* in = As<Bf16>(from) + r * ld;
+    float* out = As<float>(to) + r * cols;
+    ForEach(cols,
+            [&](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
+  }
+}
+
+void StoreBlock(const float* from, int64_t rows, int64_t cols, const void* bias, DType bias_type,
+                bool accumulate, void* to, int64_t ld, DType to_type) {
+  WithType(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    WithType(bias_type, [&]<class B>(B) ZEROSHARD_KERNEL {
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* in = from + r * cols;
+        T* out = As<T>(to) + r * ld;
+        ForEach(cols, [&](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+          V v = LoadN(in + i, n);
+          if (bias != nullptr) v = hn::Add(v, LoadN(As<B>(bias) + i, n));
+          if (accumulate) v = hn::Add(v, LoadN(out + i, n));
+          StoreN(v, out + i, n);
+        });
+      }
+    });
+  });
+}
+
+void RowDots(const void* a, int64_t ld_a, const void* b, int64_t ld_b, DType dtype, int64_t rows,
+             int64_t cols, float* out) {
+  WithType(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* x = As<T>(a) + r * ld_a;
+      const T* y = As<T>(b) + r * ld_b;
+      SumRow<1>(
+          cols,
+          [&](int64_t i, int64_t n, V* term)
+              ZEROSHARD_KERNEL { *term = hn::Mul(LoadN(x + i, n), LoadN(y + i, n)); },
+          out + r);
+    }
+  });
+}
+
+HWY_INLINE int64_t Visible(const ScoreTile& tile, int64_t row) {
+  return std::min(tile.cols, row + tile.diagonal + 1);
+}
+
+template <class T>
+HWY_INLINE void ZeroFrom(T* row, int64_t begin, int64_t end) {
+  if (begin < end) std::memset(row + begin, 0, static_cast<size_t>(end - begin) * sizeof(T));
+}
+
+// The scale is positive, so that the largest score is the largest product. NaNs are found by the
+// sum.
+HWY_INLINE float RowMax(const float* row, int64_t size) {
+  V most = Set(-std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) most = hn::Max(most, Load(row + i));
+  float lanes[kLanes];
+  Store(most, lanes);
+  float result = lanes[0];
+  for (int64_t lane = 1; lane < kLanes; ++lane) result = std::max(result, lanes[lane]);
+  for (; i < size; ++i) result = std::max(result, row[i]);
+  return result;
+}
+
+// As ExpOfNegative, but a NaN stays one.
+HWY_INLINE V ExpOrNan(V x) { return hn::IfThenElse(hn::Eq(x, x), ExpOfNegative(x), x); }
+
+void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* sum, float* shrink,
+                 void* weights, DType weight_type) {
+  WithType(weight_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    const V scale = Set(tile.scale);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const float* in = scores + r * tile.cols;
+      T* out = As<T>(weights) + r * tile.cols;
+      const int64_t visible = Visible(tile, r);
+      const float most = std::max(max[r], tile.scale * RowMax(in, visible));
+      const V minus_most = Set(-most);
+      float total = 0;
+      SumRow<1>(
+          visible,
+          [&](int64_t i, int64_t n, V* term) ZEROSHARD_KERNEL {
+            V e = ExpOrNan(Fma(LoadN(in + i, n), scale, minus_most));
+            if (n < kLanes) e = hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), e);
+            StoreN(e, out + i, n);
+            *term = e;
+          },
+          &total);
+      ZeroFrom(out, visible, tile.cols);
+      shrink[r] = std::exp(max[r] - most);
+      sum[r] = std::fma(sum[r], shrink[r], total);
+      max[r] = most;
+    }
+  });
+}
+
+void ScaleRows(const float* factor, int64_t rows, int64_t cols, float* x) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (factor[r] == 1.0f) continue;
+    float* row = x + r * cols;
+    const V f = Set(factor[r]);
+    ForEach(cols, [&](int64_t i, int64_t n)
+                      ZEROSHARD_KERNEL { StoreN(hn::Mul(LoadN(row + i, n), f), row + i, n); });
+  }
+}
+
+void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t rows, int64_t cols,
+                   void* to, int64_t ld, DType to_type, float* lse) {
+  WithType(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* in = x + r * cols;
+      T* out = As<T>(to) + r * ld;
+      const V total = Set(sum[r]);
+      ForEach(cols, [&](int64_t i, int64_t n)
+                        ZEROSHARD_KERNEL { StoreN(hn::Div(LoadN(in + i, n), total), out + i, n); });
+      lse[r] = max[r] + std::log(sum[r]);
+    }
+  });
+}
+
+void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_weights,
+                     const float* lse, const float* delta, void* weights, void* d_scores,
+                     DType out_type) {
+  WithType(out_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    const V scale = Set(tile.scale);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const float* s = scores + r * tile.cols;
+      const float* dw = d_weights + r * tile.cols;
+      T* w_out = As<T>(weights) + r * tile.cols;
+      T* ds_out = As<T>(d_scores) + r * tile.cols;
+      const int64_t visible = Visible(tile, r);
+      const V minus_lse = Set(-lse[r]);
+      const V d = Set(delta[r]);
+      ForEach(visible, [&](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+        const V w = ExpOrNan(Fma(LoadN(s + i, n), scale, minus_lse));
+        const V ds = hn::Mul(hn::Mul(w, scale), hn::Sub(LoadN(dw + i, n), d));
+        StoreN(w, w_out + i, n);
+        StoreN(ds, ds_out + i, n);
+      });
+      ZeroFrom(w_out, visible, tile.cols);
+      ZeroFrom(ds_out, visible, tile.cols);
+    }
+  });
+}
+
+}  // namespace zeroshard::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zeroshard::cpu {
+
+HWY_EXPORT(PackBlock);
+HWY_EXPORT(StoreBlock);
+HWY_EXPORT(RowDots);
+HWY_EXPORT(SoftmaxStep);
+HWY_EXPORT(ScaleRows);
+HWY_EXPORT(FinishSoftmax);
+HWY_EXPORT(SoftmaxGradient);
+
+void PackBlock(const void* from, int64_t ld, DType from_type, int64_t rows, int64_t cols, void* to,
+               DType to_type) {
+  HWY_DYNAMIC_DISPATCH(PackBlock)(from, ld, from_type, rows, cols, to, to_type);
+}
+
+void StoreBlock(const float* from, int64_t rows, int64_t cols, const void* bias, DType bias_type,
+                bool accumulate, void* to, int64_t ld, DType to_type) {
+  HWY_DYNAMIC_DISPATCH(StoreBlock)
+  (from, rows, cols, bias, bias_type, accumulate, to, ld, to_type);
+}
+
+void RowDots(const void* a, int64_t ld_a, const void* b, int64_t ld_b, DType dtype, int64_t rows,
+             int64_t cols, float* out) {
+  HWY_DYNAMIC_DISPATCH(RowDots)(a, ld_a, b, ld_b, dtype, rows, cols, out);
+}
+
+void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* sum, float* shrink,
+                 void* weights, DType weight_type) {
+  HWY_DYNAMIC_DISPATCH(SoftmaxStep)(tile, scores, max, sum, shrink, weights, weight_type);
+}
+
+void ScaleRows(const float* factor, int64_t rows, int64_t cols, float* x) {
+  HWY_DYNAMIC_DISPATCH(ScaleRows)(factor, rows, cols, x);
+}
+
+void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t rows, int64_t cols,
+                   void* to, int64_t ld, DType to_type, float* lse) {
+  HWY_DYNAMIC_DISPATCH(FinishSoftmax)(x, max, sum, rows, cols, to, ld, to_type, lse);
+}
+
+void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_weights,
+                     const float* lse, const float* delta, void* weights, void* d_scores,
+                     DType out_type) {
+  HWY_DYNAMIC_DISPATCH(SoftmaxGradient)
+  (tile, scores, d_weights, lse, delta, weights, d_scores, out_type);
+}
+
+}  // namespace zeroshard::cpu
+#endif  // HWY_ONCE
