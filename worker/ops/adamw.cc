@@ -1,0 +1,120 @@
+#include "worker/ops/adamw.h"
+
+#include <cmath>
+#include <cstdint>
+
+#include "worker/ops/parallel.h"
+#include "worker/ops/pointers.h"
+#include "worker/ops/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker/ops/adamw.cc"
+#include "hwy/foreach_target.h"  // first of the Highway headers
+// After it:
+#include "worker/ops/vec-inl.h"
+
+#ifndef ZEROSHARD_WORKER_OPS_ADAMW_CC_
+#define ZEROSHARD_WORKER_OPS_ADAMW_CC_
+namespace zeroshard::cpu {
+namespace {
+
+struct AdamWFactors {
+  float grad_scale, beta1, rest1, beta2, rest2, eps, decay, step_size, correction;
+};
+
+}  // namespace
+}  // namespace zeroshard::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zeroshard::cpu::HWY_NAMESPACE {
+
+template <class G, class P>
+HWY_INLINE void UpdateTyped(const AdamWFactors& factors, int64_t size, const G* grad, float* master,
+                            float* exp_avg, float* exp_avg_sq, P* param) {
+  const V grad_scale = Set(factors.grad_scale), eps = Set(factors.eps);
+  const V beta1 = Set(factors.beta1), rest1 = Set(factors.rest1);
+  const V beta2 = Set(factors.beta2), rest2 = Set(factors.rest2);
+  const V decay = Set(factors.decay), minus_step_size = Set(-factors.step_size);
+  const V correction = Set(factors.correction);
+  ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+    const V g = hn::Mul(LoadN(grad + i, n), grad_scale);
+    const V m = Fma(g, rest1, hn::Mul(LoadN(exp_avg + i, n), beta1));
+    const V v = Fma(hn::Mul(g, g), rest2, hn::Mul(LoadN(exp_avg_sq + i, n), beta2));
+    const V denom = Fma(hn::Sqrt(v), correction, eps);
+    const V p = Fma(minus_step_size, hn::Div(m, denom), hn::Mul(LoadN(master + i, n), decay));
+    StoreN(m, exp_avg + i, n);
+    StoreN(v, exp_avg_sq + i, n);
+    StoreN(p, master + i, n);
+    StoreN(p, param + i, n);
+  });
+}
+
+template <class G>
+HWY_INLINE void UpdateByParam(const AdamWFactors& factors, int64_t size, const G* grad,
+                              float* master, float* exp_avg, float* exp_avg_sq, void* param,
+                              DType param_type) {
+  if (param_type == DType::kBF16) {
+    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<Bf16>(param));
+  } else {
+    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<float>(param));
+  }
+}
+
+void UpdateRange(const AdamWFactors& factors, int64_t size, const void* grad, DType grad_type,
+                 float* master, float* exp_avg, float* exp_avg_sq, void* param, DType param_type) {
+  if (grad_type == DType::kBF16) {
+    UpdateByParam(factors, size, As<Bf16>(grad), master, exp_avg, exp_avg_sq, param, param_type);
+  } else {
+    UpdateByParam(factors, size, As<float>(grad), master, exp_avg, exp_avg_sq, param, param_type);
+  }
+}
+
+}  // namespace zeroshard::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zeroshard::cpu {
+
+HWY_EXPORT(UpdateRange);
+
+namespace {
+
+// Not std::pow, whose last bit depends on the C library.
+double Power(double base, int64_t exponent) {
+  double result = 1;
+  for (; exponent > 0; exponent >>= 1, base *= base) {
+    if (exponent & 1) result *= base;
+  }
+  return result;
+}
+
+AdamWFactors FactorsOf(const AdamWArgs& args) {
+  const double beta1 = args.beta1, beta2 = args.beta2, learning_rate = args.learning_rate;
+  return {.grad_scale = args.grad_scale,
+          .beta1 = args.beta1,
+          .rest1 = static_cast<float>(1 - beta1),
+          .beta2 = args.beta2,
+          .rest2 = static_cast<float>(1 - beta2),
+          .eps = args.eps,
+          .decay = static_cast<float>(1 - learning_rate * args.weight_decay),
+          .step_size = static_cast<float>(learning_rate / (1 - Power(beta1, args.t))),
+          .correction = static_cast<float>(1 / std::sqrt(1 - Power(beta2, args.t)))};
+}
+
+}  // namespace
+
+void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,
+           float* exp_avg, float* exp_avg_sq, void* param, DType param_type, int threads) {
+  AssertFloat(grad_type);
+  AssertFloat(param_type);
+  const AdamWFactors factors = FactorsOf(args);
+  ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(UpdateRange)
+    (factors, end - begin, At(grad, begin, grad_type), grad_type, master + begin, exp_avg + begin,
+     exp_avg_sq + begin, At(param, begin, param_type), param_type);
+  });
+}
+
+}  // namespace zeroshard::cpu
+#endif  // HWY_ONCE
