@@ -63,8 +63,8 @@ class RankPlanner {
   void EmbeddingMemory() {
     if (!policy_.trained[0] || policy_.gradient_mode == GradientMode::kFullAccumulate) return;
     if (policy_.sparse_rows) {
-      plan_.gradients += static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) *
-                                               model_.config.hidden * 4);
+      plan_.gradients +=
+          static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) * model_.config.hidden * 4);
     } else if (policy_.tied) {
       plan_.gradients += OwnedBytes(0, table_) * accumulate_;
     }

@@ -1,5 +1,5 @@
-// Predicts, to the byte, what a rank holds and sends, from the schedule (zero_policy.h) and the layout.
-// A running job's metrics must agree. Pure arithmetic; thread-safe.
+// Predicts, to the byte, what a rank holds and sends, from the schedule (zero_policy.h) and the
+// layout. A running job's metrics must agree. Pure arithmetic; thread-safe.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/zero_policy.h"
+#include "zeroshard/v1/jobs.pb.h"
 
 namespace zeroshard {
 
@@ -15,7 +16,8 @@ namespace zeroshard {
 using TrafficTable = std::array<std::array<uint64_t, 3>, 5>;
 
 struct RankPlan {
-  // Bytes by kind, as zeroshard_worker_memory_bytes counts them. Transient buffers are not predicted.
+  // Bytes by kind, as zeroshard_worker_memory_bytes counts them. Transient buffers are not
+  // predicted.
   uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   uint64_t owned_parameters = 0;  // elements of the flat vectors that this rank owns
   TrafficTable step{};            // bytes this rank sends in one step, by operation and phase

@@ -32,8 +32,8 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
 
 namespace {
 
-// The order in which a micro-batch needs parameters. The head's forward and backward are one use; the
-// embedding's backward needs none.
+// The order in which a micro-batch needs parameters. The head's forward and backward are one use;
+// the embedding's backward needs none.
 std::vector<UnitUse> ExecutionOrder(int units, bool tied) {
   std::vector<UnitUse> uses;
   const int head = units - 1;
@@ -44,8 +44,8 @@ std::vector<UnitUse> ExecutionOrder(int units, bool tied) {
   return uses;
 }
 
-// Fills gather and release: a unit is kept from one use to the next if what is used in between is at
-// most max_reuse_distance and all that is kept at once at most max_live.
+// Fills gather and release: a unit is kept from one use to the next if what is used in between is
+// at most max_reuse_distance and all that is kept at once at most max_live.
 void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
   const int n = static_cast<int>(uses->size());
   std::vector<bool> live(policy.layouts.size(), false);

@@ -17,10 +17,10 @@ namespace zeroshard {
 // The settings that the schedule depends on, with defaults filled in. Sizes in elements.
 struct ZeroOptions {
   int stage = 0;
-  int world = 1;               // N, data-parallel ranks
-  int64_t micro_batch = 1;     // sequences
-  int64_t micro_batches = 1;   // G, of a step over all ranks
-  DType dtype = DType::kF32;   // compute and wire type
+  int world = 1;              // N, data-parallel ranks
+  int64_t micro_batch = 1;    // sequences
+  int64_t micro_batches = 1;  // G, of a step over all ranks
+  DType dtype = DType::kF32;  // compute and wire type
   bool deterministic = false;
   bool checkpointing = false;
   bool overlap = true;
@@ -35,7 +35,8 @@ struct ZeroOptions {
 ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world);
 
 enum class GradientMode : uint8_t {
-  // Each micro-batch is reduced into the owner's shard (stages 2 and 3; deterministic with several rounds).
+  // Each micro-batch is reduced into the owner's shard (stages 2 and 3; deterministic with several
+  // rounds).
   kShard,
   // One round: the whole unit's gradient in the wire type, reduced in place (stages 0 and 1).
   kFullWire,

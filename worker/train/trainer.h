@@ -20,7 +20,13 @@ namespace zeroshard {
 
 // The phases of zeroshard_worker_phase_seconds_total.
 enum class StepPhase : uint8_t {
-  kData, kForward, kBackward, kCommunication, kOffload, kOptimizer, kBarrier
+  kData,
+  kForward,
+  kBackward,
+  kCommunication,
+  kOffload,
+  kOptimizer,
+  kBarrier
 };
 constexpr int kStepPhases = 7;
 const char* NameOf(StepPhase phase);
@@ -40,16 +46,16 @@ class TrainObserver {
 
 // Live counters for the metrics; any thread may read.
 struct TrainCounters {
-  std::atomic<uint64_t> tokens{0};       // this rank's
+  std::atomic<uint64_t> tokens{0};  // this rank's
   std::atomic<uint64_t> steps{0};
   std::atomic<uint64_t> nonfinite{0};
   std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
 };
 
 struct TrainerOptions {
-  v1::JobSpec spec;           // validated and normalised (common/spec)
+  v1::JobSpec spec;  // validated and normalised (common/spec)
   uint64_t first_step = 1;
-  Device* device = nullptr;   // these three outlive the trainer
+  Device* device = nullptr;  // these three outlive the trainer
   Ops* ops = nullptr;
   Communicator* comm = nullptr;  // rank and world size come from here
   const TokenDataset* data = nullptr;
@@ -62,9 +68,9 @@ class Trainer {
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options);
   virtual ~Trainer() = default;
 
-  // Trains from first_step to spec.steps. Returns when done, when `stop` became true (CANCELLED, seen
-  // between micro-batches), or at the first error: a collective's, or INTERNAL naming step, rank and
-  // sample for a non-finite loss or gradient.
+  // Trains from first_step to spec.steps. Returns when done, when `stop` became true (CANCELLED,
+  // seen between micro-batches), or at the first error: a collective's, or INTERNAL naming step,
+  // rank and sample for a non-finite loss or gradient.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters.

@@ -1,0 +1,107 @@
+#include "worker/train/model_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/plan/activation_table.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model* model,
+                                                                 const ZeroPolicy* policy,
+                                                                 ZeroEngine* engine, Device* device,
+                                                                 Ops* ops) {
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, policy, engine, ops));
+  const ModelConfig& config = model->table.config;
+  const ZeroOptions& o = policy->options;
+  const int64_t bytes = ActivationBytes(config, o.micro_batch, o.dtype, o.checkpointing);
+  ZS_ASSIGN_OR_RETURN(runner->memory_,
+                      device->Allocate(static_cast<size_t>(bytes), MemoryKind::kActivations));
+  runner->head_ = static_cast<int>(model->table.units.size()) - 1;
+  char* at = runner->memory_.as<char>();
+  int64_t scratch = 0;
+  for (const UnitTable& unit : model->table.units) {
+    const ActivationTable table =
+        MakeActivationTable(config, unit.kind, o.micro_batch, o.dtype, o.checkpointing);
+    runner->kept_.push_back(at);
+    at += table.kept_bytes;
+    scratch = std::max(scratch, table.scratch_bytes);
+  }
+  const int64_t boundary = RoundUp(
+      o.micro_batch * config.sequence * config.hidden * static_cast<int64_t>(SizeOf(o.dtype)), 64);
+  runner->scratch_ = at;
+  runner->gradient_ = at + scratch;
+  runner->next_gradient_ = runner->gradient_ + boundary;
+  if (runner->next_gradient_ + boundary != runner->memory_.as<char>() + bytes) {
+    return absl::InternalError(
+        absl::StrFormat("the activation plan of %d bytes does not match its tables", bytes));
+  }
+  return runner;
+}
+
+UnitContext ModelRunner::Context(int unit) const {
+  UnitContext context;
+  context.ops = ops_;
+  context.dtype = policy_.options.dtype;
+  context.kept = kept_[static_cast<size_t>(unit)];
+  context.scratch = scratch_;
+  return context;
+}
+
+absl::Status ModelRunner::Forward(const MicroBatch& mb, const Progress& progress) {
+  for (int u = 0; u < head_; ++u) {
+    progress(StepPhase::kForward, UnitName(u));
+    ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeForward(u));
+    if (u == 0) {
+      ZS_RETURN_IF_ERROR(model_.embedding->Forward(Context(u), parameters.own, mb, Input(1)));
+    } else {
+      ZS_RETURN_IF_ERROR(model_.blocks[static_cast<size_t>(u - 1)]->Forward(
+          Context(u), parameters.own, mb, Input(u), Input(u + 1)));
+    }
+    ZS_RETURN_IF_ERROR(engine_.AfterForward(u));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRunner::Head(const MicroBatch& mb, const Progress& progress, LossResult* loss) {
+  progress(StepPhase::kBackward, UnitName(head_));
+  ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeForward(head_));
+  ZS_RETURN_IF_ERROR(model_.head->LossAndBackward(
+      Context(head_), parameters.own, parameters.lm_head, mb, Input(head_), gradient_,
+      engine_.Sink(head_), engine_.Sink(engine_.HeadMatrixUnit()), engine_.HeadMatrixOffset(),
+      loss));
+  return engine_.AfterBackward(head_);
+}
+
+absl::Status ModelRunner::Backward(const MicroBatch& mb, const Progress& progress) {
+  for (int u = head_ - 1; u > 0; --u) {
+    progress(StepPhase::kBackward, UnitName(u));
+    ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeBackward(u));
+    ZS_RETURN_IF_ERROR(model_.blocks[static_cast<size_t>(u - 1)]->Backward(
+        Context(u), parameters.own, mb, Input(u), gradient_, next_gradient_, engine_.Sink(u)));
+    ZS_RETURN_IF_ERROR(engine_.AfterBackward(u));
+    std::swap(gradient_, next_gradient_);
+  }
+  progress(StepPhase::kBackward, UnitName(0));
+  ZS_RETURN_IF_ERROR(model_.embedding->Backward(Context(0), mb, gradient_, engine_.rows()->ids(),
+                                                engine_.rows()->rows(), engine_.Sink(0)));
+  return engine_.AfterBackward(0);
+}
+
+absl::StatusOr<MicroBatchResult> ModelRunner::ForwardBackward(const MicroBatch& micro_batch,
+                                                              const Progress& progress) {
+  MicroBatchResult result;
+  ZS_RETURN_IF_ERROR(Forward(micro_batch, progress));
+  ZS_RETURN_IF_ERROR(Head(micro_batch, progress, &result.loss));
+  ZS_RETURN_IF_ERROR(Backward(micro_batch, progress));
+  NormAccumulator norm;
+  ops_->AddSquares(gradient_,
+                   micro_batch.batch * model_.table.config.sequence * model_.table.config.hidden,
+                   policy_.options.dtype, &norm);
+  result.input_gradient_finite = norm.nonfinite == 0;
+  return result;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,106 @@
+#include "worker/train/step_stats.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+
+StepExchange::StepExchange(int64_t micro_batches, int64_t micro_batch, Communicator* comm)
+    : micro_batches_(micro_batches),
+      micro_batch_(micro_batch),
+      comm_(comm),
+      rounds_(CeilDiv(micro_batches, comm->size())),
+      entries_(static_cast<size_t>(StatsBytes(rounds_) * comm->size())) {}
+
+const RankVerdict& StepExchange::Verdict(int rank) const {
+  return *reinterpret_cast<const RankVerdict*>(entries_.data() + rank * StatsBytes(rounds_));
+}
+
+RoundStats StepExchange::Round(int rank, int64_t round) const {
+  RoundStats stats;
+  std::memcpy(
+      &stats,
+      entries_.data() + rank * StatsBytes(rounds_) + kStatsFixedBytes + round * kStatsRoundBytes,
+      sizeof(stats));
+  return stats;
+}
+
+absl::Status StepExchange::CheckFinite(uint64_t step,
+                                       const std::vector<std::string>& unit_names) const {
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    const RankVerdict& v = Verdict(rank);
+    if (v.nonfinite_round == 0) continue;
+    const int64_t round = v.nonfinite_round - 1;
+    const int64_t j = round * comm_->size() + rank;
+    const double loss = Round(rank, round).loss;
+    return absl::InternalError(absl::StrFormat(
+        "step %d: %s on rank %d in micro-batch %d, samples %d to %d of the run's order, counted "
+        "from 0; nothing was updated. Look at these samples, lower the learning rate, or train in "
+        "fp32",
+        step,
+        std::isfinite(loss) ? std::string("a gradient that is not finite")
+                            : absl::StrFormat("the loss is %g", loss),
+        rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
+  }
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    const RankVerdict& v = Verdict(rank);
+    if (v.nonfinite_unit == 0) continue;
+    const size_t unit = v.nonfinite_unit - 1;
+    return absl::InternalError(absl::StrFormat(
+        "step %d: the gradient of %s is not finite in the shard of rank %d, although every loss "
+        "is; nothing was updated. Samples %d to %d of the run's order. Lower the learning rate, "
+        "or train in fp32",
+        step, unit < unit_names.size() ? unit_names[unit] : "a unit", rank,
+        static_cast<int64_t>(step - 1) * micro_batches_ * micro_batch_,
+        static_cast<int64_t>(step) * micro_batches_ * micro_batch_ - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, const RankVerdict& verdict,
+                                                  const std::vector<RoundStats>& rounds,
+                                                  const std::vector<std::string>& unit_names) {
+  char* own = entries_.data() + comm_->rank() * StatsBytes(rounds_);
+  std::memset(own, 0, static_cast<size_t>(StatsBytes(rounds_)));
+  std::memcpy(own, &verdict, sizeof(verdict));
+  std::memcpy(own + kStatsFixedBytes, rounds.data(), rounds.size() * sizeof(RoundStats));
+  const CollectiveInfo info{.phase = Phase::kStep, .unit = "step totals", .step = step};
+  ZS_RETURN_IF_ERROR(
+      comm_->AllGather(entries_.data(), StatsBytes(rounds_), DType::kU8, info).Wait());
+  ZS_RETURN_IF_ERROR(CheckFinite(step, unit_names));
+
+  StepTotals totals;
+  double loss = 0;
+  NormAccumulator norm;
+  for (int64_t j = 0; j < micro_batches_; ++j) {
+    const RoundStats r = Round(static_cast<int>(j % comm_->size()), j / comm_->size());
+    loss += r.loss;
+    totals.tokens += r.tokens;
+  }
+  for (int rank = 0; rank < comm_->size(); ++rank) norm.Add(Verdict(rank).norm);
+  if (totals.tokens == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "step %d: none of its tokens carries a loss; the step would divide by 0", step));
+  }
+  totals.loss = loss / static_cast<double>(totals.tokens);
+  totals.grad_norm = std::sqrt(norm.Value()) / static_cast<double>(totals.tokens);
+  totals.hold = Verdict(0).hold != 0;
+  return totals;
+}
+
+absl::StatusOr<bool> StepExchange::ExchangeHold(uint64_t step, bool hold) {
+  std::vector<uint8_t> flags(static_cast<size_t>(comm_->size()), hold ? 1 : 0);
+  const CollectiveInfo info{.phase = Phase::kStep, .unit = "hold", .step = step};
+  ZS_RETURN_IF_ERROR(comm_->AllGather(flags.data(), 1, DType::kU8, info).Wait());
+  return flags[0] != 0;
+}
+
+double ClipFactor(double grad_norm, double max_norm) {
+  return max_norm > 0 ? std::min(1.0, max_norm / (grad_norm + 1e-6)) : 1.0;
+}
+
+}  // namespace zeroshard

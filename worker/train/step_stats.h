@@ -1,0 +1,71 @@
+// What the ranks tell each other at the end of a step, and what they conclude: every rank computes
+// the same loss, norm and verdict from the same bytes. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/planner.h"
+#include "worker/comm/communicator.h"
+#include "worker/ops/norm_accumulator.h"
+
+namespace zeroshard {
+
+// One micro-batch of this rank.
+struct RoundStats {
+  double loss = 0;     // summed over its tokens
+  int64_t tokens = 0;  // that count
+};
+
+// The fixed part of a rank's entry; kStatsFixedBytes on the wire, little endian.
+struct RankVerdict {
+  NormAccumulator norm;          // of this rank's shard of the gradient
+  uint32_t nonfinite_unit = 0;   // index + 1 of the first unit whose gradient is not finite
+  uint32_t nonfinite_round = 0;  // index + 1 of the first round whose loss or input gradient is not
+  uint64_t nonfinite_sample = 0;  // first sample of that micro-batch
+  uint32_t hold = 0;              // rank 0: wait before the next step
+  uint32_t reserved = 0;
+  uint64_t reserved2 = 0;
+};
+static_assert(sizeof(RankVerdict) == kStatsFixedBytes);
+static_assert(sizeof(RoundStats) == kStatsRoundBytes);
+
+struct StepTotals {
+  double loss = 0;       // mean over tokens
+  double grad_norm = 0;  // of the mean loss
+  int64_t tokens = 0;
+  bool hold = false;
+};
+
+class StepExchange {
+ public:
+  // G micro-batches of `micro_batch` samples a step, over the ranks of `comm`.
+  StepExchange(int64_t micro_batches, int64_t micro_batch, Communicator* comm);
+
+  // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value;
+  // otherwise the collective's errors. `rounds`: this rank's, in order (fewer in a ragged last
+  // round).
+  absl::StatusOr<StepTotals> Exchange(uint64_t step, const RankVerdict& verdict,
+                                      const std::vector<RoundStats>& rounds,
+                                      const std::vector<std::string>& unit_names);
+  // Collective, rank 0's value everywhere.
+  absl::StatusOr<bool> ExchangeHold(uint64_t step, bool hold);
+
+ private:
+  const RankVerdict& Verdict(int rank) const;
+  RoundStats Round(int rank, int64_t round) const;
+  absl::Status CheckFinite(uint64_t step, const std::vector<std::string>& unit_names) const;
+
+  const int64_t micro_batches_;
+  const int64_t micro_batch_;
+  Communicator* comm_;
+  const int64_t rounds_;
+  std::vector<char> entries_;  // StatsBytes(rounds_) a rank
+};
+
+// The clip factor of global-norm clipping (Pascanu et al. 2013, with PyTorch's 1e-6): 1 without.
+double ClipFactor(double grad_norm, double max_norm);
+
+}  // namespace zeroshard

@@ -1,0 +1,50 @@
+// Transient device buffers that are handed out again instead of being freed, so that a step
+// allocates nothing once it has run. Not thread-safe.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/device/device.h"
+
+namespace zeroshard {
+
+class BufferPool {
+ public:
+  explicit BufferPool(Device* device) : device_(device) {}
+
+  // A free buffer of `bytes` to twice as many, or a new one. Contents undefined.
+  absl::StatusOr<Buffer> Take(size_t bytes);
+  void Give(Buffer buffer);
+
+ private:
+  Device* device_;
+  std::vector<Buffer> free_;
+};
+
+// At most `limit` buffers at once, each in use until the events that read it are done: taking one
+// more waits for the oldest. Gradients on their way out.
+class InFlightPool {
+ public:
+  InFlightPool(Device* device, int limit) : pool_(device), limit_(limit) {}
+
+  absl::StatusOr<Buffer> Take(size_t bytes);
+  // The buffer is free again when every event is complete.
+  void GiveAfter(Buffer buffer, std::vector<Event> events);
+  // Waits for everything in flight; the first error.
+  absl::Status Drain();
+
+ private:
+  struct InFlight {
+    Buffer buffer;
+    std::vector<Event> events;
+  };
+  absl::Status RetireOldest();
+
+  BufferPool pool_;
+  const int limit_;
+  std::deque<InFlight> in_flight_;
+};
+
+}  // namespace zeroshard

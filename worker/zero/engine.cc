@@ -1,0 +1,268 @@
+#include "worker/zero/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/plan/nearest.h"
+#include "common/status_macros.h"
+#include "worker/zero/digest.h"
+
+namespace zeroshard {
+namespace {
+
+// Adds the time it lives to a counter.
+class Waiting {
+ public:
+  explicit Waiting(uint64_t* total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Waiting() {
+    *total_ += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                         std::chrono::steady_clock::now() - start_)
+                                         .count());
+  }
+
+ private:
+  uint64_t* total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+ZeroEngine::ZeroEngine(const ModelTable* model, const ZeroPolicy* policy, Device* device, Ops* ops,
+                       Communicator* comm)
+    : model_(*model), policy_(*policy), device_(device), ops_(ops), comm_(comm) {}
+
+ZeroEngine::~ZeroEngine() {
+  // Whatever is still on its way reads and writes the units' memory.
+  gather_.reset();
+  rows_.reset();
+  reducer_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable* model,
+                                                               const ZeroPolicy* policy,
+                                                               uint64_t seed, Device* device,
+                                                               Ops* ops, Communicator* comm) {
+  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(model, policy, device, ops, comm));
+  ZS_ASSIGN_OR_RETURN(engine->units_,
+                      MakeUnitStates(*model, *policy, comm->rank(), seed, device, ops));
+  engine->reducer_ = std::make_unique<GradientReducer>(policy, &engine->units_, comm, device, ops);
+  engine->gather_ = std::make_unique<ParameterGather>(policy, &engine->units_, comm, device, ops);
+  ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),
+                                                       engine->reducer_.get(), comm, device, ops));
+  if (model->config.tied) {
+    engine->head_matrix_offset_ = model->units.front().parameters.front().offset;
+  } else {
+    engine->head_matrix_unit_ = static_cast<int>(model->units.size()) - 1;
+    const ParameterInfo* matrix = model->units.back().Find("lm_head.weight");
+    if (matrix == nullptr) return absl::InternalError("an untied head has no lm_head.weight");
+    engine->head_matrix_offset_ = matrix->offset;
+  }
+  return engine;
+}
+
+void ZeroEngine::BeginStep(uint64_t step) {
+  step_ = step;
+  rows_->BeginStep();
+}
+
+void ZeroEngine::BeginRound(int64_t round) {
+  round_ = round;
+  next_use_ = 0;
+  reducer_->BeginRound(step_, round, policy_.Contributors(round));
+}
+
+absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
+  if (next_use_ >= policy_.uses.size() || policy_.uses[next_use_].unit != unit ||
+      policy_.uses[next_use_].backward != backward) {
+    return absl::InternalError(absl::StrFormat("unit %d is used out of order, as use %d of %d",
+                                               unit, next_use_, policy_.uses.size()));
+  }
+  open_uses_.push_back(static_cast<int>(next_use_));
+  Waiting waiting(&waited_);
+  return gather_->BeforeUse(static_cast<int>(next_use_++), step_);
+}
+
+void ZeroEngine::EndUse(int unit) {
+  for (int use : open_uses_) gather_->AfterUse(use);
+  open_uses_.clear();
+}
+
+absl::StatusOr<UnitParameters> ZeroEngine::BeforeForward(int unit) {
+  UnitParameters parameters;
+  const bool head = unit + 1 == static_cast<int>(units_.size());
+  if (head && policy_.tied) {
+    ZS_ASSIGN_OR_RETURN(parameters.lm_head, NextUse(0, false));
+  }
+  ZS_ASSIGN_OR_RETURN(parameters.own, NextUse(unit, false));
+  if (head) {
+    const void* unit_start = policy_.tied ? parameters.lm_head : parameters.own;
+    parameters.lm_head = static_cast<const char*>(unit_start) +
+                         head_matrix_offset_ * static_cast<int64_t>(SizeOf(units_[0].dtype));
+  }
+  return parameters;
+}
+
+absl::Status ZeroEngine::AfterForward(int unit) {
+  EndUse(unit);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
+  UnitParameters parameters;
+  ZS_ASSIGN_OR_RETURN(parameters.own, NextUse(unit, true));
+  return parameters;
+}
+
+absl::Status ZeroEngine::AfterBackward(int unit) {
+  EndUse(unit);
+  if (unit != 0) return absl::OkStatus();
+  Waiting waiting(&waited_);
+  return rows_->Reduce(step_, round_, policy_.Contributors(round_));
+}
+
+absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_nonfinite) {
+  {
+    Waiting waiting(&waited_);
+    ZS_RETURN_IF_ERROR(reducer_->FinishRounds());
+    ZS_RETURN_IF_ERROR(rows_->Join());
+  }
+  NormAccumulator norm;
+  for (const UnitState& unit : units_) {
+    if (!unit.trained || unit.owned() == 0) continue;
+    const uint64_t before = norm.nonfinite;
+    ops_->AddSquares(unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type, &norm);
+    if (norm.nonfinite > before && first_nonfinite->empty()) *first_nonfinite = unit.table->name;
+  }
+  if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
+  return norm;
+}
+
+// Stage 0 updates everything everywhere: the sums go from their owners to all.
+absl::Status ZeroEngine::GatherShardedGradients() {
+  const DType wire = policy_.options.dtype;
+  std::vector<Event> events;
+  std::vector<Buffer> rounded;
+  for (UnitState& unit : units_) {
+    if (!unit.trained) continue;
+    void* whole = unit.gradient.data();
+    if (policy_.gradient_mode == GradientMode::kShard) whole = unit.full_gradient.data();
+    if (unit.gradient_type != wire && policy_.gradient_mode == GradientMode::kFullAccumulate) {
+      ZS_ASSIGN_OR_RETURN(
+          Buffer buffer,
+          reducer_->TakeTransient(static_cast<size_t>(unit.layout.Padded()) * SizeOf(wire)));
+      whole = buffer.data();
+      rounded.push_back(std::move(buffer));
+    }
+    if (whole != unit.gradient.data() && unit.owned() > 0) {
+      ops_->Convert(unit.Gradient(unit.own_begin), unit.gradient_type, unit.owned(),
+                    static_cast<char*>(whole) + unit.own_begin * static_cast<int64_t>(SizeOf(wire)),
+                    wire);
+    }
+    events.push_back(
+        comm_->AllGather(whole, unit.layout.shard, wire,
+                         {.phase = Phase::kStep, .unit = unit.table->name, .step = step_}));
+    if (rounded.empty()) continue;
+    Waiting waiting(&waited_);
+    ZS_RETURN_IF_ERROR(events.back().Wait());
+    ops_->Convert(whole, wire, unit.layout.length, unit.gradient.data(), DType::kF32);
+    reducer_->GiveTransient(std::move(rounded.back()));
+    rounded.clear();
+  }
+  Waiting waiting(&waited_);
+  for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
+  return absl::OkStatus();
+}
+
+absl::Status ZeroEngine::UpdateUnit(UnitState* unit, const UpdateArgs& args) {
+  const bool full = policy_.options.stage == 0 && policy_.gradient_mode == GradientMode::kShard;
+  const DType gradient_type = full ? policy_.options.dtype : unit->gradient_type;
+  for (const ParameterInfo& info : unit->table->parameters) {
+    const int64_t begin = std::max(unit->state_begin, info.offset);
+    const int64_t end = std::min(unit->state_end, info.offset + info.size);
+    if (!info.trainable || begin >= end) continue;
+    AdamWArgs adamw = args.adamw;
+    if (!info.decay) adamw.weight_decay = 0;
+    const void* gradient =
+        full ? unit->full_gradient.as<char>() + begin * static_cast<int64_t>(SizeOf(gradient_type))
+             : unit->Gradient(begin);
+    ops_->AdamW(adamw, end - begin, gradient, gradient_type, unit->Master(begin),
+                unit->exp_avg.as<float>() + (begin - unit->state_begin),
+                unit->exp_avg_sq.as<float>() + (begin - unit->state_begin), unit->Parameter(begin),
+                unit->dtype);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ZeroEngine::Update(const UpdateArgs& args) {
+  for (UnitState& unit : units_) {
+    if (unit.trained) ZS_RETURN_IF_ERROR(UpdateUnit(&unit, args));
+  }
+  Waiting waiting(&waited_);
+  return gather_->GatherUpdated(step_);
+}
+
+absl::Status ZeroEngine::Drain() {
+  ZS_RETURN_IF_ERROR(reducer_->Drain());
+  return gather_->Drain();
+}
+
+void ZeroEngine::ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const {
+  if (begin >= end) return;
+  if (unit.trained || unit.dtype == DType::kF32) {
+    ops_->Copy(out, unit.Master(begin), static_cast<size_t>(end - begin) * sizeof(float));
+  } else {
+    ops_->Convert(unit.Parameter(begin), unit.dtype, end - begin, out, DType::kF32);
+  }
+}
+
+absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
+  ZS_RETURN_IF_ERROR(Drain());
+  WeightDigest digest;
+  std::vector<float> piece;
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const UnitState& unit = units_[u];
+    for (int64_t at = unit.own_begin; at < unit.own_end; at += kPiece) {
+      const int64_t end = std::min(at + kPiece, unit.own_end);
+      piece.resize(static_cast<size_t>(end - at));
+      ReadMaster(unit, at, end, piece.data());
+      digest.Add(u, static_cast<uint64_t>(at), piece);
+    }
+  }
+  std::vector<WeightDigest> all(static_cast<size_t>(comm_->size()));
+  all[static_cast<size_t>(comm_->rank())] = digest;
+  ZS_RETURN_IF_ERROR(comm_
+                         ->AllGather(all.data(), sizeof(WeightDigest), DType::kU8,
+                                     {.unit = "weights digest", .step = step_})
+                         .Wait());
+  WeightDigest total;
+  for (const WeightDigest& part : all) total.Combine(part);
+  return total.Hex();
+}
+
+absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
+  std::vector<std::string> names;
+  for (UnitState& unit : units_) {
+    for (const ParameterInfo& info : unit.table->parameters) {
+      names.push_back(info.name);
+      if (info.name != name) continue;
+      ZS_RETURN_IF_ERROR(Drain());
+      std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
+      ReadMaster(unit, unit.own_begin, unit.own_end, whole.data() + unit.own_begin);
+      ZS_RETURN_IF_ERROR(comm_
+                             ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
+                                         {.unit = unit.table->name, .step = step_})
+                             .Wait());
+      const auto first = whole.begin() + info.offset;
+      return std::vector<float>(first, first + info.size);
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("the model has no tensor '", name, "'; the nearest are ",
+                                          absl::StrJoin(NearestNames(name, names, 3), ", ")));
+}
+
+}  // namespace zeroshard

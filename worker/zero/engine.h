@@ -1,0 +1,112 @@
+// The ZeRO engine of one rank: holds the model's state as the policy says and drives it through
+// four hooks around each unit's forward and backward. Gather, release, prefetch and reduce live
+// behind the hooks and nowhere else.
+//
+// Every rank of the job makes the same calls in the same order, also a rank without a micro-batch
+// in a ragged last round (it computes on any data; what it writes is not sent). Not thread-safe.
+// Errors are the collectives' (worker/comm/communicator.h) unless said otherwise; after one the
+// engine is of no further use.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/plan/zero_policy.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/model/unit.h"
+#include "worker/ops/ops.h"
+#include "worker/zero/gather.h"
+#include "worker/zero/reduce.h"
+#include "worker/zero/token_rows.h"
+#include "worker/zero/unit_state.h"
+
+namespace zeroshard {
+
+// One optimizer step; weight_decay applies to the tensors of the decay group.
+struct UpdateArgs {
+  AdamWArgs adamw;
+};
+
+struct UnitParameters {
+  const void* own = nullptr;      // the unit's flat vector, compute type
+  const void* lm_head = nullptr;  // head only: [V, C]
+};
+
+class ZeroEngine {
+ public:
+  // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes.
+  static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(const ModelTable* model,
+                                                            const ZeroPolicy* policy, uint64_t seed,
+                                                            Device* device, Ops* ops,
+                                                            Communicator* comm);
+  ~ZeroEngine();
+
+  void BeginStep(uint64_t step);
+  void BeginRound(int64_t round);
+
+  // Parameters are valid until the matching After. The head's backward follows its forward under
+  // one gather: BeforeForward(head), then AfterBackward(head).
+  absl::StatusOr<UnitParameters> BeforeForward(int unit);
+  absl::Status AfterForward(int unit);
+  absl::StatusOr<UnitParameters> BeforeBackward(int unit);
+  absl::Status AfterBackward(int unit);
+
+  GradientSink* Sink(int unit) { return reducer_->Sink(unit); }
+  // Where the head's matrix goes: its unit, and the matrix's offset there.
+  int HeadMatrixUnit() const { return head_matrix_unit_; }
+  int64_t HeadMatrixOffset() const { return head_matrix_offset_; }
+  // The embedding's rows, before AfterBackward(0).
+  TokenRows* rows() { return rows_.get(); }
+
+  // After the last round: every sum is on its owner, rounded to the wire type. The sum of squares
+  // of this rank's shard; `first_nonfinite` names the first unit whose part of it is not finite.
+  absl::StatusOr<NormAccumulator> FinishGradients(std::string* first_nonfinite);
+  // AdamW on this rank's state, then the new parameters to everyone who keeps them whole.
+  absl::Status Update(const UpdateArgs& args);
+  // Waits for what Update sent on its way.
+  absl::Status Drain();
+
+  // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
+  // size and stage. Counted as traffic of the step phase.
+  absl::StatusOr<std::string> WeightsDigest();
+  // The fp32 values of one tensor, on every rank. NOT_FOUND names the nearest tensors.
+  absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name);
+
+  // Nanoseconds the calling thread waited for communication so far.
+  uint64_t WaitedNanoseconds() const { return waited_; }
+
+ private:
+  ZeroEngine(const ModelTable* model, const ZeroPolicy* policy, Device* device, Ops* ops,
+             Communicator* comm);
+  // Takes the next use of the schedule; INTERNAL if it is another unit's.
+  absl::StatusOr<const void*> NextUse(int unit, bool backward);
+  void EndUse(int unit);
+  absl::Status GatherShardedGradients();
+  absl::Status UpdateUnit(UnitState* unit, const UpdateArgs& args);
+  // The fp32 value of parameters [begin, end) that this rank holds.
+  void ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const;
+
+  const ModelTable& model_;
+  const ZeroPolicy& policy_;
+  Device* device_;
+  Ops* ops_;
+  Communicator* comm_;
+  std::vector<UnitState> units_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<ParameterGather> gather_;
+  std::unique_ptr<TokenRows> rows_;
+  int head_matrix_unit_ = 0;
+  int64_t head_matrix_offset_ = 0;
+  uint64_t step_ = 0;
+  int64_t round_ = 0;
+  size_t next_use_ = 0;
+  std::vector<int> open_uses_;  // of the current unit
+  uint64_t waited_ = 0;
+};
+
+}  // namespace zeroshard

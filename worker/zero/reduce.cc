@@ -1,0 +1,242 @@
+#include "worker/zero/reduce.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+namespace {
+
+// Two ranges that a unit fills, and one that is still being sent.
+constexpr int kBuffersInFlight = 3;
+
+char* Shift(void* base, int64_t elements, DType type) {
+  return static_cast<char*>(base) + elements * static_cast<int64_t>(SizeOf(type));
+}
+
+}  // namespace
+
+// Room for ranges, and the ranges that are done and not yet on their way.
+class GradientReducer::UnitSink : public GradientSink {
+ public:
+  UnitSink(GradientReducer* owner, int unit) : owner_(*owner), unit_(unit) {}
+
+  absl::StatusOr<void*> Acquire(int64_t begin, int64_t end) override {
+    UnitState& unit = State();
+    if (begin < 0 || end > unit.table->length || begin > end || begin % 64 != 0 || end % 64 != 0) {
+      return absl::InternalError(
+          absl::StrFormat("gradient range [%d, %d) of %s is not part of its %d elements", begin,
+                          end, unit.table->name, unit.table->length));
+    }
+    Range range;
+    range.begin = begin;
+    range.end = end;
+    if (Direct()) {
+      range.data = unit.Gradient(begin);
+    } else {
+      ZS_ASSIGN_OR_RETURN(
+          range.buffer, owner_.in_flight_.Take(static_cast<size_t>(end - begin) * SizeOf(Wire())));
+      range.data = range.buffer.data();
+    }
+    ZeroOutside(range);
+    ranges_.push_back(std::move(range));
+    return ranges_.back().data;
+  }
+
+  absl::Status Done(int64_t begin, int64_t end) override {
+    const auto it = std::find_if(ranges_.begin(), ranges_.end(), [&](const Range& r) {
+      return begin >= r.begin && end <= r.end && begin <= end;
+    });
+    if (it == ranges_.end()) {
+      return absl::InternalError(absl::StrFormat("gradient range [%d, %d) of %s was not acquired",
+                                                 begin, end, State().table->name));
+    }
+    Range& range = *it;
+    ZeroFrozen(range, begin, end);
+    const bool adjacent = begin == range.ready.end || end == range.ready.begin;
+    if (range.ready.size() > 0 && !adjacent) ZS_RETURN_IF_ERROR(Send(&range));
+    if (range.ready.size() == 0) {
+      range.ready = {begin, end};
+    } else {
+      range.ready = {std::min(begin, range.ready.begin), std::max(end, range.ready.end)};
+    }
+    range.done += end - begin;
+    const bool complete = range.done >= range.end - range.begin;
+    if (complete || range.ready.size() >= owner_.policy_.options.reduce_bucket)
+      ZS_RETURN_IF_ERROR(Send(&range));
+    if (complete) {
+      if (range.buffer.bytes() > 0)
+        owner_.in_flight_.GiveAfter(std::move(range.buffer), std::move(range.events));
+      ranges_.erase(it);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Range {
+    int64_t begin = 0, end = 0;
+    void* data = nullptr;
+    Buffer buffer;
+    std::vector<Event> events;
+    ElementRange ready;  // done, contiguous, not yet sent
+    int64_t done = 0;
+  };
+
+  UnitState& State() { return owner_.units_[static_cast<size_t>(unit_)]; }
+  DType Wire() const { return owner_.policy_.options.dtype; }
+  // Written straight into the unit's whole gradient.
+  bool Direct() {
+    return State().trained && owner_.policy_.gradient_mode == GradientMode::kFullWire;
+  }
+
+  // Zeroes what no tensor covers.
+  void ZeroOutside(const Range& range) {
+    int64_t covered = range.begin;
+    for (const ParameterInfo& p : State().table->parameters) {
+      if (p.offset >= range.end) break;
+      if (p.offset > covered) ZeroElements(range, covered, p.offset);
+      covered = std::max(covered, std::min(range.end, p.offset + p.size));
+    }
+    ZeroElements(range, covered, range.end);
+  }
+
+  void ZeroFrozen(const Range& range, int64_t begin, int64_t end) {
+    for (const ParameterInfo& p : State().table->parameters) {
+      if (!p.trainable)
+        ZeroElements(range, std::max(begin, p.offset), std::min(end, p.offset + p.size));
+    }
+  }
+
+  void ZeroElements(const Range& range, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    owner_.ops_->Zero(Shift(range.data, begin - range.begin, Wire()),
+                      static_cast<size_t>(end - begin) * SizeOf(Wire()));
+  }
+
+  absl::Status Send(Range* range) {
+    const ElementRange ready = std::exchange(range->ready, {});
+    UnitState& unit = State();
+    if (!unit.trained || ready.size() == 0) return absl::OkStatus();
+    void* data = Shift(range->data, ready.begin - range->begin, Wire());
+    if (owner_.policy_.gradient_mode == GradientMode::kFullAccumulate) {
+      owner_.ops_->AccumulateF32(data, Wire(), ready.size(), owner_.round_ > 0,
+                                 static_cast<float*>(unit.Gradient(ready.begin)));
+      return absl::OkStatus();
+    }
+    const ElementRange owned = Owned(unit.layout, owner_.comm_->rank(), ready);
+    void* output = owned.size() > 0 ? unit.Gradient(owned.begin) : nullptr;
+    const Event event = owner_.Reduce(unit_, data, ready, output, unit.gradient_type,
+                                      owner_.round_ > 0, Phase::kBackward, owner_.contributors_);
+    (range->buffer.bytes() > 0 ? range->events : owner_.events_).push_back(event);
+    return owner_.policy_.options.overlap ? absl::OkStatus() : event.Wait();
+  }
+
+  GradientReducer& owner_;
+  const int unit_;
+  std::vector<Range> ranges_;
+};
+
+GradientReducer::GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units,
+                                 Communicator* comm, Device* device, Ops* ops)
+    : policy_(*policy),
+      units_(*units),
+      comm_(comm),
+      device_(device),
+      ops_(ops),
+      in_flight_(device, kBuffersInFlight) {
+  for (size_t u = 0; u < units->size(); ++u)
+    sinks_.push_back(std::make_unique<UnitSink>(this, static_cast<int>(u)));
+}
+
+GradientReducer::~GradientReducer() {
+  // Errors do not matter any more, only that nobody reads the buffers.
+  while (!Drain().ok()) {
+  }
+}
+
+void GradientReducer::BeginRound(uint64_t step, int64_t round, int contributors) {
+  step_ = step;
+  round_ = round;
+  contributors_ = contributors;
+}
+
+GradientSink* GradientReducer::Sink(int unit) { return sinks_[static_cast<size_t>(unit)].get(); }
+
+Event GradientReducer::Reduce(int unit, const void* input, ElementRange range, void* output,
+                              DType output_type, bool accumulate, Phase phase, int contributors) {
+  const UnitState& state = units_[static_cast<size_t>(unit)];
+  ReduceScatterArgs args;
+  args.input = input;
+  args.type = policy_.options.dtype;
+  for (int r = 0; r < comm_->size(); ++r)
+    args.counts.push_back(Owned(state.layout, r, range).size());
+  args.contributors = contributors;
+  args.output = output;
+  args.output_type = output_type;
+  args.accumulate = accumulate;
+  return comm_->ReduceScatter(std::move(args),
+                              {.phase = phase, .unit = state.table->name, .step = step_});
+}
+
+absl::Status GradientReducer::ReduceApart(int unit, Buffer contribution, ElementRange range,
+                                          void* output) {
+  const Event event = Reduce(unit, contribution.data(), range, output, policy_.accumulate_type,
+                             round_ > 0, Phase::kBackward, contributors_);
+  in_flight_.GiveAfter(std::move(contribution), {event});
+  return policy_.options.overlap ? absl::OkStatus() : event.Wait();
+}
+
+absl::Status GradientReducer::Drain() {
+  ZS_RETURN_IF_ERROR(in_flight_.Drain());
+  absl::Status status;
+  for (const Event& event : std::exchange(events_, {})) status.Update(event.Wait());
+  return status;
+}
+
+absl::Status GradientReducer::ReduceAccumulated(int unit_index) {
+  UnitState& unit = units_[static_cast<size_t>(unit_index)];
+  const DType wire = policy_.options.dtype;
+  const int64_t length = unit.layout.length;
+  ZS_ASSIGN_OR_RETURN(Buffer sum, in_flight_.Take(static_cast<size_t>(length) * SizeOf(wire)));
+  ops_->Convert(unit.gradient.data(), DType::kF32, length, sum.data(), wire);
+  void* own = Shift(sum.data(), unit.own_begin, wire);
+  const Event event =
+      Reduce(unit_index, sum.data(), {0, length}, own, wire, false, Phase::kStep, comm_->size());
+  ZS_RETURN_IF_ERROR(event.Wait());
+  if (unit.owned() > 0)
+    ops_->Convert(own, wire, unit.owned(), unit.Gradient(unit.own_begin), DType::kF32);
+  in_flight_.GiveAfter(std::move(sum), {});
+  return absl::OkStatus();
+}
+
+// "After the last micro-batch the sum is rounded once to the wire type": in place.
+absl::Status GradientReducer::RoundToWire(UnitState* unit) {
+  const DType wire = policy_.options.dtype;
+  if (unit->gradient_type == wire) return absl::OkStatus();
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  ZS_ASSIGN_OR_RETURN(Buffer piece, in_flight_.Take(kPiece * SizeOf(wire)));
+  for (int64_t at = unit->own_begin; at < unit->own_end; at += kPiece) {
+    const int64_t n = std::min(kPiece, unit->own_end - at);
+    ops_->Convert(unit->Gradient(at), unit->gradient_type, n, piece.data(), wire);
+    ops_->Convert(piece.data(), wire, n, unit->Gradient(at), unit->gradient_type);
+  }
+  in_flight_.GiveAfter(std::move(piece), {});
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::FinishRounds() {
+  ZS_RETURN_IF_ERROR(Drain());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u].trained) continue;
+    if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
+      ZS_RETURN_IF_ERROR(ReduceAccumulated(static_cast<int>(u)));
+    } else {
+      ZS_RETURN_IF_ERROR(RoundToWire(&units_[u]));
+    }
+  }
+  return Drain();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,66 @@
+// Gradients on their way from a unit's backward to their owner: sinks that units write to, buckets,
+// reduce-scatters, and the sums between micro-batches (architecture, section 5b).
+// Every rank makes the same calls in the same order; not thread-safe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/zero_policy.h"
+#include "worker/comm/communicator.h"
+#include "worker/model/unit.h"
+#include "worker/zero/buffer_pool.h"
+#include "worker/zero/unit_state.h"
+
+namespace zeroshard {
+
+class GradientReducer {
+ public:
+  GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units, Communicator* comm,
+                  Device* device, Ops* ops);
+  ~GradientReducer();
+
+  // Before each micro-batch: `round` of the step, in which ranks below `contributors` have one. A
+  // rank without one runs the same calls (on any data): what it writes is not sent.
+  void BeginRound(uint64_t step, int64_t round, int contributors);
+
+  GradientSink* Sink(int unit);
+  // A sink whose ranges are added up apart, in `output` (accumulate_type, this rank's part of
+  // `range`): the embedding's rows of a tied table, where they travel densely.
+  absl::Status ReduceApart(int unit, Buffer contribution, ElementRange range, void* output);
+
+  // After the last round, for every unit in order: the sum is on its owner, rounded once to the
+  // wire type. Waits for what is on its way.
+  absl::Status FinishRounds();
+  // Waits for what is on its way, ignoring nothing.
+  absl::Status Drain();
+
+  // Transient memory, from the buffers that gradients leave in.
+  absl::StatusOr<Buffer> TakeTransient(size_t bytes) { return in_flight_.Take(bytes); }
+  void GiveTransient(Buffer buffer) { in_flight_.GiveAfter(std::move(buffer), {}); }
+
+ private:
+  class UnitSink;
+  friend class UnitSink;
+
+  // Reduces [begin, end) of a unit; `input` is this rank's contribution to it.
+  Event Reduce(int unit, const void* input, ElementRange range, void* output, DType output_type,
+               bool accumulate, Phase phase, int contributors);
+  absl::Status ReduceAccumulated(int unit);
+  absl::Status RoundToWire(UnitState* unit);
+
+  const ZeroPolicy& policy_;
+  std::vector<UnitState>& units_;
+  Communicator* comm_;
+  Device* device_;
+  Ops* ops_;
+  InFlightPool in_flight_;
+  std::vector<Event> events_;  // of reductions that read the units' own buffers
+  std::vector<std::unique_ptr<UnitSink>> sinks_;
+  uint64_t step_ = 0;
+  int64_t round_ = 0;
+  int contributors_ = 1;
+};
+
+}  // namespace zeroshard

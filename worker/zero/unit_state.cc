@@ -1,0 +1,124 @@
+#include "worker/zero/unit_state.h"
+
+#include <algorithm>
+
+#include "common/status_macros.h"
+
+namespace zeroshard {
+namespace {
+
+char* At(const Buffer& buffer, int64_t element, size_t size) {
+  return static_cast<char*>(buffer.data()) + element * static_cast<int64_t>(size);
+}
+
+// Initial values of [begin, end) of one tensor, given relative to its start.
+void InitRange(const ParameterInfo& info, uint64_t seed, int64_t begin, int64_t end, float* out) {
+  switch (info.init) {
+    case InitKind::kZeros:
+      std::fill_n(out, end - begin, 0.0f);
+      break;
+    case InitKind::kOnes:
+      std::fill_n(out, end - begin, 1.0f);
+      break;
+    case InitKind::kNormal:
+      InitNormal(seed, info.name, begin, end, info.init_std, out);
+      break;
+  }
+}
+
+// Fills parameters (and master weights) of [begin, end) of the flat vector.
+void InitParameters(UnitState* unit, int64_t begin, int64_t end, uint64_t seed, Ops* ops) {
+  constexpr int64_t kPiece = int64_t{1} << 18;
+  std::vector<float> piece;
+  for (const ParameterInfo& info : unit->table->parameters) {
+    const int64_t first = std::max(begin, info.offset);
+    const int64_t last = std::min(end, info.offset + info.size);
+    for (int64_t from = first; from < last; from += kPiece) {
+      const int64_t n = std::min(kPiece, last - from);
+      piece.resize(static_cast<size_t>(n));
+      InitRange(info, seed, from - info.offset, from - info.offset + n, piece.data());
+      ops->Convert(piece.data(), DType::kF32, n, unit->Parameter(from), unit->dtype);
+      if (unit->master.data() == nullptr) continue;
+      const int64_t kept_from = std::max(from, unit->state_begin);
+      const int64_t kept_to = std::min(from + n, unit->state_end);
+      if (kept_from < kept_to)
+        ops->Copy(unit->Master(kept_from), piece.data() + (kept_from - from),
+                  static_cast<size_t>(kept_to - kept_from) * sizeof(float));
+    }
+  }
+}
+
+absl::Status AllocateGradients(const ZeroPolicy& policy, UnitState* unit, Device* device) {
+  const size_t wire = SizeOf(policy.options.dtype);
+  const auto allocate = [&](int64_t elements, size_t size, Buffer* out) -> absl::Status {
+    ZS_ASSIGN_OR_RETURN(
+        *out, device->Allocate(static_cast<size_t>(elements) * size, MemoryKind::kGradients));
+    return absl::OkStatus();
+  };
+  switch (policy.gradient_mode) {
+    case GradientMode::kShard:
+      unit->gradient_type = policy.accumulate_type;
+      unit->gradient_begin = unit->own_begin;
+      ZS_RETURN_IF_ERROR(allocate(unit->owned(), SizeOf(unit->gradient_type), &unit->gradient));
+      if (policy.options.stage == 0)
+        ZS_RETURN_IF_ERROR(allocate(unit->layout.Padded(), wire, &unit->full_gradient));
+      return absl::OkStatus();
+    case GradientMode::kFullWire:
+      unit->gradient_type = policy.options.dtype;
+      return allocate(unit->layout.Padded(), wire, &unit->gradient);
+    case GradientMode::kFullAccumulate:
+      unit->gradient_type = DType::kF32;
+      return allocate(unit->layout.Padded(), sizeof(float), &unit->gradient);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void* UnitState::Parameter(int64_t element) const {
+  return At(parameters, element - (resident ? 0 : own_begin), SizeOf(dtype));
+}
+
+float* UnitState::Master(int64_t element) const {
+  if (dtype == DType::kF32) return static_cast<float*>(Parameter(element));
+  return master.as<float>() + (element - state_begin);
+}
+
+void* UnitState::Gradient(int64_t element) const {
+  return At(gradient, element - gradient_begin, SizeOf(gradient_type));
+}
+
+absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
+                                                      const ZeroPolicy& policy, int rank,
+                                                      uint64_t seed, Device* device, Ops* ops) {
+  std::vector<UnitState> states(model.units.size());
+  for (size_t u = 0; u < states.size(); ++u) {
+    UnitState& s = states[u];
+    s.table = &model.units[u];
+    s.layout = policy.layouts[u];
+    s.own_begin = s.layout.Begin(rank);
+    s.own_end = s.layout.End(rank);
+    s.state_begin = policy.StateBegin(static_cast<int>(u), rank);
+    s.state_end = policy.StateEnd(static_cast<int>(u), rank);
+    s.resident = policy.resident[u];
+    s.trained = policy.trained[u];
+    s.dtype = policy.options.dtype;
+    const int64_t held = s.resident ? s.layout.Padded() : s.owned();
+    ZS_ASSIGN_OR_RETURN(s.parameters, device->Allocate(static_cast<size_t>(held) * SizeOf(s.dtype),
+                                                       MemoryKind::kParameters));
+    if (s.trained) {
+      const size_t state = static_cast<size_t>(s.state_end - s.state_begin) * sizeof(float);
+      if (s.dtype != DType::kF32) {
+        ZS_ASSIGN_OR_RETURN(s.master, device->Allocate(state, MemoryKind::kOptimizer));
+      }
+      ZS_ASSIGN_OR_RETURN(s.exp_avg, device->Allocate(state, MemoryKind::kOptimizer));
+      ZS_ASSIGN_OR_RETURN(s.exp_avg_sq, device->Allocate(state, MemoryKind::kOptimizer));
+      ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
+    }
+    InitParameters(&s, s.resident ? 0 : s.own_begin, s.resident ? s.layout.length : s.own_end, seed,
+                   ops);
+  }
+  return states;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,45 @@
+// What a rank holds of one unit: its parameters, optimizer state and gradients, as the policy says.
+// Owned by the engine; not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/zero_policy.h"
+#include "worker/device/device.h"
+#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+struct UnitState {
+  const UnitTable* table = nullptr;
+  ShardLayout layout;
+  int64_t own_begin = 0, own_end = 0;      // this rank's shard
+  int64_t state_begin = 0, state_end = 0;  // where its optimizer state lies
+  bool resident = true;                    // parameters whole, else the shard only
+  bool trained = true;
+  DType dtype = DType::kF32;          // of the parameters
+  DType gradient_type = DType::kF32;  // of `gradient`
+  int64_t gradient_begin = 0;         // element at gradient's start
+
+  Buffer parameters;
+  Buffer master;               // fp32; empty in fp32 jobs, whose parameters are the master weights
+  Buffer exp_avg, exp_avg_sq;  // fp32
+  Buffer gradient;
+  Buffer full_gradient;  // stage 0 with sharded accumulation: what the update reads
+
+  // Address of an element of the flat vector; it must be held here.
+  void* Parameter(int64_t element) const;
+  float* Master(int64_t element) const;
+  void* Gradient(int64_t element) const;
+  int64_t owned() const { return own_end - own_begin; }
+};
+
+// Allocates and fills everything: initial parameters from `seed`, zero moments.
+// RESOURCE_EXHAUSTED from the device.
+absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
+                                                      const ZeroPolicy& policy, int rank,
+                                                      uint64_t seed, Device* device, Ops* ops);
+
+}  // namespace zeroshard
