@@ -1,0 +1,43 @@
+// The coordinator's unary calls, as a member of a running job makes them: while the coordinator is
+// away they wait and try again, with jittered backoff, until their deadline.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/member/cancellation.h"
+#include "zeroshard/v1/cluster.grpc.pb.h"
+
+namespace zeroshard {
+
+// Thread-safe. Each method returns when the coordinator answered, when `timeout` (which may be
+// InfiniteDuration) has passed, or when `cancellation` (may be null) was cancelled. Errors:
+//   DEADLINE_EXCEEDED    the coordinator's own words, or that it did not answer, and the last
+//   error; FAILED_PRECONDITION  the fence is stale: this member no longer belongs to that
+//   generation; ABORTED              the generation ended while waiting; otherwise the
+//   cancellation's status; others               as the coordinator gave them.
+class ClusterClient {
+ public:
+  explicit ClusterClient(const std::string& address);
+
+  absl::Status PutKey(const v1::Fence& fence, const std::string& key, const std::string& value,
+                      absl::Duration timeout, Cancellation* cancellation);
+  absl::StatusOr<std::string> GetKey(const v1::Fence& fence, const std::string& key,
+                                     absl::Duration timeout, Cancellation* cancellation);
+  absl::Status Barrier(const v1::Fence& fence, const std::string& name, absl::Duration timeout,
+                       Cancellation* cancellation);
+  absl::Status ReportSteps(const v1::Fence& fence, const std::vector<v1::StepRecord>& records,
+                           absl::Duration timeout, Cancellation* cancellation);
+  absl::Status ReportEnd(const v1::ReportEndRequest& request, absl::Duration timeout,
+                         Cancellation* cancellation);
+
+ private:
+  const std::string address_;
+  std::unique_ptr<v1::Cluster::Stub> stub_;
+};
+
+}  // namespace zeroshard

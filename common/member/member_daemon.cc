@@ -1,0 +1,168 @@
+#include "common/member/member_daemon.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <utility>
+
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
+#include "common/exit_codes.h"
+#include "common/files.h"
+#include "common/log.h"
+#include "common/member/host_info.h"
+#include "common/net_address.h"
+#include "common/version.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr absl::Duration kGoodbye = absl::Seconds(2);
+
+}  // namespace
+
+void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
+  app->name(options->program);
+  app->set_version_flag("--version", absl::StrCat(options->program, " ", kVersion));
+  app->add_option("--coordinator", options->coordinator,
+                  "Where the coordinator listens, host:port. It need not be there yet.")
+      ->envname("ZEROSHARD_COORDINATOR")
+      ->capture_default_str();
+  app->add_option(
+         "--name", options->name,
+         "This member's name, unique in the cluster. Default: its kind and the host's name.")
+      ->envname("ZEROSHARD_NAME");
+  app->add_option(
+         "--listen", options->listen,
+         "Where to serve gRPC health checks and reflection, host:port. Port 0 takes a free "
+         "one.")
+      ->capture_default_str();
+  app->add_option("--metrics-listen", options->metrics_listen,
+                  "Where to serve Prometheus metrics (path /metrics), host:port.")
+      ->capture_default_str();
+  app->add_option("--advertise-host", options->advertise_host,
+                  "Name or address under which other hosts reach this one. Default: the host of "
+                  "--listen, or this host's name where that is every address.")
+      ->envname("ZEROSHARD_ADVERTISE_HOST");
+  app->add_option("--port-file", options->port_file,
+                  "Write {\"grpc\": ..., \"metrics\": ..., \"pid\": ...} here once both ports are "
+                  "open.");
+  app->add_option("--connect-timeout", options->connect_timeout_seconds,
+                  "Give up, with exit code 3, when no coordinator has accepted this member within "
+                  "so many seconds of the start. 0: keep trying for ever.")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+int ParseOrExitCode(CLI::App* app, int argc, char** argv, bool* go_on) {
+  *go_on = false;
+  try {
+    app->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app->exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  *go_on = true;
+  return kExitOk;
+}
+
+int ReportFailure(const std::string& program, const absl::Status& status) {
+  const std::string message(status.message());
+  std::fprintf(stderr, "%s: %s\n", program.c_str(), message.c_str());
+  return ExitCodeFor(status);
+}
+
+absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
+    const MemberDaemonOptions& options) {
+  if (absl::StatusOr<HostPort> parsed = ParseHostPort(options.coordinator);
+      !parsed.ok() || parsed->port == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--coordinator: ", parsed.ok() ? "port 0 cannot be connected to"
+                                                    : std::string(parsed.status().message())));
+  }
+  absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
+  if (!listen.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--listen: ", listen.status().message()));
+  }
+  absl::StatusOr<HostPort> metrics_listen = ParseHostPort(options.metrics_listen);
+  if (!metrics_listen.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--metrics-listen: ", metrics_listen.status().message()));
+  }
+  std::unique_ptr<MemberDaemon> daemon(new MemberDaemon(options));
+  const bool worker = options.kind == v1::MEMBER_KIND_WORKER;
+  std::string& name = daemon->options_.name;
+  if (name.empty()) name = absl::StrCat(worker ? "worker-" : "store-", HostName());
+  daemon->host_ = AdvertisedHost(options.advertise_host, listen->host);
+  SetLogComponent(name);
+
+  GrpcServer::Options server;
+  server.listen = options.listen;
+  auto started = GrpcServer::Start(server);
+  if (!started.ok()) return started.status();
+  daemon->server_ = *std::move(started);
+  auto metrics = MetricsServer::Start(options.metrics_listen, worker ? "worker" : "store");
+  if (!metrics.ok()) return metrics.status();
+  daemon->metrics_ = *std::move(metrics);
+  if (!options.port_file.empty()) {
+    absl::Status written = WritePortFile(
+        options.port_file,
+        {daemon->server_->address(), daemon->metrics_->address(), static_cast<long>(getpid())});
+    if (!written.ok()) return written;
+  }
+  LogInfo(options.program, " ", kVersion, " listens on ", daemon->server_->address(),
+          ", metrics at http://", daemon->metrics_->address(), "/metrics, coordinator ",
+          options.coordinator);
+  return daemon;
+}
+
+v1::Hello MemberDaemon::MakeHello() const {
+  v1::Hello hello;
+  hello.set_kind(options_.kind);
+  hello.set_name(options_.name);
+  hello.set_host(host_);
+  hello.set_address(HostPort{host_, server_->port()}.ToString());
+  hello.set_metrics_address(HostPort{host_, metrics_->port()}.ToString());
+  hello.set_pid(getpid());
+  hello.set_version(kVersion);
+  hello.set_memory_bytes(MemoryLimitBytes());
+  return hello;
+}
+
+int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* session,
+                                   const std::function<void(const std::string&)>& before_leaving) {
+  const absl::Duration limit = absl::Seconds(options_.connect_timeout_seconds);
+  const auto start = std::chrono::steady_clock::now();
+  int code = kExitOk;
+  int got = 0;
+  // In slices, so that a signal ends the wait for a coordinator too.
+  bool waiting = limit > absl::ZeroDuration();
+  while (waiting && got == 0) {
+    const absl::Status welcomed = session->WaitWelcome(absl::ZeroDuration());
+    if (welcomed.ok()) break;
+    if (absl::FromChrono(std::chrono::steady_clock::now() - start) >= limit) {
+      code =
+          ReportFailure(options_.program,
+                        absl::UnavailableError(absl::StrCat(
+                            "gave up after ", absl::FormatDuration(limit), ": ", welcomed.message(),
+                            ". Start one there (zeroshard-coordinator --listen ",
+                            options_.coordinator, ") or correct --coordinator")));
+      break;
+    }
+    got = signal->Wait(absl::Milliseconds(100));
+  }
+  if (code != kExitOk) return code;
+  if (got == 0) got = signal->Wait();
+  const std::string reason = got == SIGINT    ? "interrupted (SIGINT)"
+                             : got == SIGTERM ? "told to leave (SIGTERM)"
+                                              : "shut down";
+  LogInfo("leaving: ", reason);
+  server_->SetServing(false);
+  before_leaving(reason);
+  session->Leave(reason, kGoodbye);
+  return code;
+}
+
+}  // namespace zeroshard

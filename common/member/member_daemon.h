@@ -1,0 +1,66 @@
+// What the worker's and the store's main share: their options, their servers, their port file.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "CLI/App.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/grpc_server.h"
+#include "common/member/member_session.h"
+#include "common/metrics_server.h"
+#include "common/signals.h"
+
+namespace zeroshard {
+
+struct MemberDaemonOptions {
+  v1::MemberKind kind = v1::MEMBER_KIND_UNSPECIFIED;
+  std::string program;  // "zeroshard-worker"
+  std::string coordinator = "127.0.0.1:7070";
+  std::string name;  // empty: worker-<host name> or store-<host name>
+  std::string listen = "0.0.0.0:0";
+  std::string metrics_listen = "0.0.0.0:0";
+  std::string advertise_host;
+  std::string port_file;
+  double connect_timeout_seconds = 0;  // 0: for ever
+};
+
+// --coordinator, --name, --listen, --metrics-listen, --advertise-host, --port-file and
+// --connect-timeout, into `options`, which outlives `app`.
+void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options);
+
+// Parses, and where the program should end here (--help, a wrong option) returns its exit code.
+int ParseOrExitCode(CLI::App* app, int argc, char** argv, bool* go_on);
+
+// "zeroshard-worker: <message>" on stderr; returns the exit code for the status.
+int ReportFailure(const std::string& program, const absl::Status& status);
+
+// The servers of a member, from their start to their end.
+class MemberDaemon {
+ public:
+  // Listens for gRPC (health, reflection) and metrics, writes the port file and a log line.
+  static absl::StatusOr<std::unique_ptr<MemberDaemon>> Start(const MemberDaemonOptions& options);
+
+  // Kind, name, host, addresses, process id, version, memory of the host; the caller adds what it
+  // knows.
+  v1::Hello MakeHello() const;
+  MetricsServer& metrics() { return *metrics_; }
+  // The host under which others reach this member.
+  const std::string& host() const { return host_; }
+
+  // Waits for `session` to be welcomed, then for a signal, and leaves. Returns the exit code.
+  // `before_leaving` runs between the signal and the goodbye.
+  int ServeUntilSignal(ShutdownSignal* signal, MemberSession* session,
+                       const std::function<void(const std::string&)>& before_leaving);
+
+ private:
+  explicit MemberDaemon(const MemberDaemonOptions& options) : options_(options) {}
+
+  MemberDaemonOptions options_;
+  std::string host_;
+  std::unique_ptr<GrpcServer> server_;
+  std::unique_ptr<MetricsServer> metrics_;
+};
+
+}  // namespace zeroshard
