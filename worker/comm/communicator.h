@@ -1,6 +1,7 @@
-// Collectives behind one interface. Every operation is enqueued on the communicator's own stream and
-// returns an event, so that it overlaps with compute; all ranks must enqueue the same operations in
-// the same order. An operation starts after `after` is complete. Errors (in the event's status):
+// Collectives behind one interface. Every operation is enqueued on the communicator's own stream
+// and returns an event, so that it overlaps with compute; all ranks must enqueue the same
+// operations in the same order. An operation starts after `after` is complete. Errors (in the
+// event's status):
 //   DEADLINE_EXCEEDED  the wait took longer than the deadline; UNAVAILABLE a peer is gone;
 //   ABORTED            Abort() was called; each names operation, unit, step, phase and peer.
 // After an error the communicator is unusable and every further event carries an error at once.
@@ -52,9 +53,9 @@ struct ReduceScatterArgs {
   // rank 1, ... Only ranks below `contributors` contribute; the others' input is not read, and they
   // send nothing (their counts still say what they receive).
   const void* input = nullptr;
-  DType type = DType::kF32;             // wire type: fp32 or bf16
-  std::vector<int64_t> counts;          // elements by owner, one an rank, 0 allowed
-  int contributors = 0;                 // 1..size
+  DType type = DType::kF32;     // wire type: fp32 or bf16
+  std::vector<int64_t> counts;  // elements by owner, one an rank, 0 allowed
+  int contributors = 0;         // 1..size
   // out[i] = ((start + c_0[i]) + c_1[i]) + ... in fp32, in rank order; start is out[i] where
   // accumulate, else +0. counts[rank] elements of output_type (fp32, or `type`, then rounded once).
   // May be this rank's own part of the input (same type).
@@ -69,7 +70,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // In place: rank r's part is `count` elements at buffer + r * count; afterwards all parts are there.
+  // In place: rank r's part is `count` elements at buffer + r * count; afterwards all parts are
+  // there.
   virtual Event AllGather(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
                           const Event& after = {}) = 0;
   virtual Event ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
@@ -92,8 +94,9 @@ class Communicator {
   virtual double BusySeconds() const = 0;
 };
 
-// Where ranks find each other, named by job and generation by whoever implements it (the coordinator
-// in a cluster, a map in tests). Get waits at most `timeout`: DEADLINE_EXCEEDED names the key.
+// Where ranks find each other, named by job and generation by whoever implements it (the
+// coordinator in a cluster, a map in tests). Get waits at most `timeout`: DEADLINE_EXCEEDED names
+// the key.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
@@ -104,13 +107,13 @@ class Rendezvous {
 struct GlooOptions {
   int rank = 0;
   int size = 1;
-  std::string host;                     // address or name of the interface to listen on; empty: this host's
+  std::string host;  // address or name of the interface to listen on; empty: this host's
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration operation_timeout = absl::Seconds(300);
 };
 
-// Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks that
-// did not come. A single rank needs no network.
+// Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks
+// that did not come. A single rank needs no network.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
                                                                    Rendezvous* rendezvous,
                                                                    Device* device);

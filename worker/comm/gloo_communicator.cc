@@ -1,0 +1,190 @@
+#include "worker/comm/gloo_communicator.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace zeroshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+GlooCommunicator::GlooCommunicator(const GlooOptions& options, const GlooTuning& tuning,
+                                   std::unique_ptr<Mesh> mesh, Device* device)
+    : rank_(options.rank),
+      size_(options.size),
+      operation_timeout_(options.operation_timeout),
+      tuning_(tuning),
+      device_(device),
+      mesh_(std::move(mesh)),
+      sent_to_(options.size),
+      received_from_(options.size),
+      stream_(device->NewStream("comm")) {}
+
+GlooCommunicator::~GlooCommunicator() {
+  const absl::Status gone = absl::AbortedError("the communicator is being destroyed");
+  {
+    absl::MutexLock lock(&mutex_);
+    if (failed_.ok()) failed_ = gone;
+  }
+  if (mesh_ != nullptr) mesh_->Interrupt(gone);
+  stream_ = nullptr;
+  lanes_.clear();
+  mesh_ = nullptr;
+}
+
+Event GlooCommunicator::AllGather(void* buffer, int64_t count, DType type,
+                                  const CollectiveInfo& info, const Event& after) {
+  return Enqueue(NameOf(CollectiveOp::kAllGather), info, after, [=, this, phase = info.phase] {
+    return RunAllGather(buffer, count, type, phase);
+  });
+}
+
+Event GlooCommunicator::ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
+                                      const Event& after) {
+  return Enqueue(
+      NameOf(CollectiveOp::kReduceScatter), info, after,
+      [this, args = std::move(args), phase = info.phase] { return RunReduceScatter(args, phase); });
+}
+
+Event GlooCommunicator::AllReduce(void* buffer, int64_t count, DType type,
+                                  const CollectiveInfo& info, const Event& after) {
+  return Enqueue(NameOf(CollectiveOp::kAllReduce), info, after, [=, this, phase = info.phase] {
+    return RunAllReduce(buffer, count, type, phase);
+  });
+}
+
+Event GlooCommunicator::Broadcast(void* buffer, int64_t bytes, int root, const CollectiveInfo& info,
+                                  const Event& after) {
+  return Enqueue(NameOf(CollectiveOp::kBroadcast), info, after, [=, this, phase = info.phase] {
+    return RunBroadcast(buffer, bytes, root, phase);
+  });
+}
+
+Event GlooCommunicator::Send(const void* buffer, int64_t bytes, int peer,
+                             const CollectiveInfo& info, const Event& after) {
+  return Enqueue(NameOf(CollectiveOp::kSend), info, after,
+                 [=, this, phase = info.phase] { return RunSend(buffer, bytes, peer, phase); });
+}
+
+Event GlooCommunicator::Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
+                             const Event& after) {
+  return Enqueue("recv", info, after, [=, this] { return RunRecv(buffer, bytes, peer); });
+}
+
+Event GlooCommunicator::Barrier(const CollectiveInfo& info) {
+  return Enqueue("barrier", info, {}, [this] { return RunBarrier(); });
+}
+
+Event GlooCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
+                                std::function<absl::Status()> body) {
+  std::string what =
+      absl::StrCat(name, info.unit.empty() ? "" : " of ", info.unit, " (step ", info.step, ", ",
+                   NameOf(info.phase), ") on rank ", rank_, " of ", size_);
+  absl::MutexLock lock(&enqueue_mutex_);
+  return stream_->Enqueue([this, what = std::move(what), after, body = std::move(body)] {
+    return Run(what, after, body);
+  });
+}
+
+absl::Status GlooCommunicator::Run(const std::string& what, const Event& after,
+                                   const std::function<absl::Status()>& body) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!failed_.ok()) return Refusal(what);
+  }
+  absl::Status status = after.Wait();
+  if (!status.ok()) {
+    return Fail(what, absl::Status(status.code(),
+                                   absl::StrCat("the work before it failed: ", status.message())));
+  }
+  const Clock::time_point start = Clock::now();
+  if (mesh_ != nullptr) mesh_->Begin(operation_timeout_);
+  try {
+    status = body();
+  } catch (const std::exception& e) {
+    status = absl::InternalError(e.what());
+  }
+  if (mesh_ != nullptr) mesh_->End();
+  busy_nanos_ += std::chrono::nanoseconds(Clock::now() - start).count();
+  return status.ok() ? status : Fail(what, status);
+}
+
+absl::Status GlooCommunicator::Refusal(const std::string& what) {
+  return absl::Status(
+      failed_.code(),
+      absl::StrCat(what, ": not started, the communicator failed before: ", failed_.message()));
+}
+
+absl::Status GlooCommunicator::Fail(const std::string& what, const absl::Status& status) {
+  const absl::Status named(status.code(), absl::StrCat(what, ": ", status.message()));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (failed_.ok()) failed_ = named;
+  }
+  TearDown();
+  return named;
+}
+
+void GlooCommunicator::TearDown() {
+  lanes_.clear();
+  absl::Status why;
+  {
+    absl::MutexLock lock(&mutex_);
+    why = failed_;
+  }
+  if (mesh_ != nullptr) mesh_->Close(why);
+}
+
+void GlooCommunicator::Abort(const std::string& reason) {
+  const absl::Status status = absl::AbortedError(absl::StrCat("aborted: ", reason));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!failed_.ok()) return;
+    failed_ = status;
+  }
+  if (mesh_ != nullptr) mesh_->Interrupt(status);
+  // The peers are told even where no operation is under way.
+  absl::MutexLock lock(&enqueue_mutex_);
+  stream_->Enqueue([this] {
+    TearDown();
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+                                                                   const GlooTuning& tuning,
+                                                                   Rendezvous* rendezvous,
+                                                                   Device* device) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", options.rank, " of ", options.size, " ranks does not exist"));
+  }
+  std::unique_ptr<Mesh> mesh;
+  if (options.size > 1) {
+    if (rendezvous == nullptr) {
+      return absl::InvalidArgumentError("more than one rank, and no rendezvous to meet at");
+    }
+    try {
+      absl::StatusOr<std::unique_ptr<Mesh>> connected = Mesh::Connect(options, rendezvous);
+      if (!connected.ok()) return connected.status();
+      mesh = *std::move(connected);
+    } catch (const std::exception& e) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", options.rank, " could not join the collectives: ", e.what()));
+    }
+  }
+  return std::make_unique<GlooCommunicator>(options, tuning, std::move(mesh), device);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+                                                                   Rendezvous* rendezvous,
+                                                                   Device* device) {
+  return MakeGlooCommunicator(options, GlooTuning{}, rendezvous, device);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,300 @@
+// How waits on the mesh end.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "worker/comm/mesh.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(20);
+constexpr int kIdleTicks = 10;
+// The transport closes every connection when one of its own waits expires, which would accuse ranks
+// that are well. So the watcher ends waits, and this is only a bound should it not run.
+constexpr std::chrono::milliseconds kBackstop = std::chrono::hours(24);
+// How long the transport may take to tell all buffers of a connection that it broke.
+constexpr std::chrono::milliseconds kSettle(100);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MessageBuffer>> Mesh::Wrap(void* data, int64_t bytes) {
+  if (context_ == nullptr) return absl::UnavailableError("the connections are closed");
+  return context_->createUnboundBuffer(data, static_cast<size_t>(bytes));
+}
+
+absl::Status Mesh::PostReceive(MessageBuffer& buffer, int peer, uint64_t slot, int64_t offset,
+                               int64_t bytes) {
+  try {
+    buffer.recv(peer, slot, static_cast<size_t>(offset), static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  } catch (const std::exception&) {
+    return LostError(peer);
+  }
+}
+
+absl::Status Mesh::PostSend(MessageBuffer& buffer, int peer, uint64_t slot, int64_t offset,
+                            int64_t bytes) {
+  try {
+    buffer.send(peer, slot, static_cast<size_t>(offset), static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  } catch (const std::exception&) {
+    return LostError(peer);
+  }
+}
+
+void Mesh::Begin(absl::Duration timeout) {
+  started_ = Clock::now();
+  absl::MutexLock lock(&mutex_);
+  deadline_ = started_ + absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+  busy_ = true;
+  if (watcher_asleep_) wake_watcher_.Signal();
+}
+
+void Mesh::End() {
+  absl::MutexLock lock(&mutex_);
+  busy_ = false;
+}
+
+absl::Status Mesh::AwaitAll(absl::Span<Await> awaits) {
+  while (!awaits.empty()) {
+    if (awaits.front().completions == 0) {
+      awaits.remove_prefix(1);
+    } else if (absl::Status status = AwaitNext(awaits); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Waits once for the first of `rest`. OK does not mean that it completed: the caller looks.
+absl::Status Mesh::AwaitNext(absl::Span<Await> rest) {
+  Await& next = rest.front();
+  bool stopped = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopped = expired_ || !interrupt_.ok();
+    if (!stopped) {
+      lost_peer_ = -1;
+      waiting_ = &next;
+      awaited_ = rest;
+    }
+  }
+  bool done = false;
+  bool broken = false;
+  if (!stopped) {
+    try {
+      done = next.receive ? next.buffer->waitRecv(kBackstop) : next.buffer->waitSend(kBackstop);
+    } catch (const std::exception&) {
+      broken = true;
+    }
+  }
+  int lost = -1;
+  {
+    absl::MutexLock lock(&mutex_);
+    waiting_ = nullptr;
+    awaited_ = {};
+    if (done) {
+      --next.completions;
+      return absl::OkStatus();
+    }
+    if (!interrupt_.ok()) return interrupt_;
+    lost = lost_peer_;
+    stopped = expired_;
+  }
+  if (broken) return LostError(next.peer);
+  if (stopped) return DeadlineError(rest);
+  if (lost >= 0) return DrainLost(rest, lost);
+  return absl::OkStatus();  // woken on behalf of an earlier wait on this buffer
+}
+
+absl::Status Mesh::DrainLost(absl::Span<Await> rest, int peer) {
+  for (Await& await : rest) {
+    if (await.peer != peer) continue;
+    int refusals = 0;  // the first may be on behalf of an earlier wait
+    while (await.completions > 0) {
+      if (refusals == 2) return LostError(peer);
+      {
+        absl::MutexLock lock(&mutex_);
+        draining_ = true;
+        waiting_ = &await;
+      }
+      bool done = false;
+      bool broken = false;
+      try {
+        done =
+            await.receive ? await.buffer->waitRecv(kBackstop) : await.buffer->waitSend(kBackstop);
+      } catch (const std::exception&) {
+        broken = true;
+      }
+      {
+        absl::MutexLock lock(&mutex_);
+        draining_ = false;
+        waiting_ = nullptr;
+        if (done) --await.completions;
+      }
+      if (broken) return LostError(peer);
+      if (!done) ++refusals;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::DeadlineError(absl::Span<Await> rest) {
+  const double waited = std::chrono::duration<double>(Clock::now() - started_).count();
+  blamed_ = rest.front().peer;
+  std::set<int> missing{blamed_};
+  SayFarewell(
+      absl::DeadlineExceededError(absl::StrFormat("waited %.2f s for rank %d", waited, blamed_)),
+      blamed_);
+  // From here on connections may be closed, so each wait may be the transport's own.
+  for (Await& await : rest.subspan(1)) {
+    try {
+      while (await.completions > 0 && missing.count(await.peer) == 0) {
+        const std::chrono::milliseconds instant(1);
+        if (await.receive ? await.buffer->waitRecv(instant) : await.buffer->waitSend(instant)) {
+          --await.completions;
+        }
+      }
+    } catch (const std::exception&) {
+      missing.insert(await.peer);
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrFormat(
+      "waited %.2f s for %s %s; it is stuck, cut off, or runs other operations", waited,
+      missing.size() == 1 ? "rank" : "ranks", absl::StrJoin(missing, ", ")));
+}
+
+absl::Status Mesh::LostError(int peer) {
+  blamed_ = peer;
+  bool said = false;
+  try {
+    said = farewell_buffers_[peer] != nullptr && farewell_buffers_[peer]->waitRecv(kSettle);
+  } catch (const std::exception&) {
+    // It left without a word.
+  }
+  Farewell& farewell = farewells_[peer];
+  if (!said || farewell.magic != Farewell::kMagic) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", peer, " is gone: its process ended or it closed its connection"));
+  }
+  farewell.text.back() = '\0';
+  if (farewell.blamed >= 0 && farewell.blamed < size_) blamed_ = farewell.blamed;
+  const bool late = farewell.code == static_cast<int32_t>(absl::StatusCode::kDeadlineExceeded);
+  return absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
+                      absl::StrCat("rank ", peer, " left: ", farewell.text.data()));
+}
+
+void Mesh::SayFarewell(const absl::Status& why, int blamed) {
+  if (farewell_said_ || own_farewell_buffer_ == nullptr) return;
+  farewell_said_ = true;
+  Farewell& farewell = own_farewell_;
+  farewell.magic = Farewell::kMagic;
+  farewell.code = static_cast<int32_t>(why.code());
+  farewell.blamed = blamed;
+  const size_t length = std::min(why.message().size(), farewell.text.size() - 1);
+  std::memcpy(farewell.text.data(), why.message().data(), length);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    try {
+      own_farewell_buffer_->send(peer, kFarewellSlot, 0, sizeof(Farewell));
+    } catch (const std::exception&) {
+      // That one is gone already.
+    }
+  }
+}
+
+void Mesh::Interrupt(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  if (interrupt_.ok()) interrupt_ = status;
+  WakeWaiter();
+}
+
+void Mesh::Close(const absl::Status& why) {
+  if (context_ == nullptr) return;
+  if (!why.ok()) SayFarewell(why, blamed_);
+  {
+    absl::MutexLock lock(&mutex_);
+    alive_.clear();
+  }
+  farewell_buffers_.clear();
+  own_farewell_buffer_ = nullptr;
+  context_ = nullptr;
+  device_ = nullptr;
+}
+
+void Mesh::WakeWaiter() {
+  if (waiting_ == nullptr) return;
+  if (waiting_->receive) {
+    waiting_->buffer->abortWaitRecv();
+  } else {
+    waiting_->buffer->abortWaitSend();
+  }
+}
+
+// A wait that is aborted beforehand returns at once, or throws where the connection broke.
+bool Mesh::IsBroken(int peer) {
+  if (alive_.empty() || alive_[peer] == nullptr) return false;
+  try {
+    alive_[peer]->abortWaitRecv();
+    alive_[peer]->waitRecv(kBackstop);
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+void Mesh::Check() {
+  if (!expired_ && Clock::now() >= deadline_) {
+    expired_ = true;
+    WakeWaiter();
+    if (connecting_) {
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank_) context_->getPair(peer)->close();
+      }
+    }
+    return;
+  }
+  if (waiting_ == nullptr) return;
+  if (draining_) {  // what is not there by now never comes
+    WakeWaiter();
+    return;
+  }
+  for (const Await& await : awaited_) {
+    if (await.completions > 0 && IsBroken(await.peer)) {
+      lost_peer_ = await.peer;
+      WakeWaiter();
+      return;
+    }
+  }
+}
+
+void Mesh::Watch() {
+  absl::MutexLock lock(&mutex_);
+  int idle_ticks = 0;
+  while (!stop_watcher_) {
+    if (idle_ticks >= kIdleTicks) {
+      watcher_asleep_ = true;
+      wake_watcher_.Wait(&mutex_);
+      watcher_asleep_ = false;
+      idle_ticks = 0;
+      continue;
+    }
+    const absl::Duration left =
+        busy_ ? absl::FromChrono(deadline_ - Clock::now()) : absl::InfiniteDuration();
+    wake_watcher_.WaitWithTimeout(&mutex_, std::clamp(left, absl::ZeroDuration(), kTick));
+    if (busy_) {
+      idle_ticks = 0;
+      Check();
+    } else {
+      ++idle_ticks;
+    }
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,33 @@
+#include "worker/comm/communicator.h"
+
+namespace zeroshard {
+
+const char* NameOf(CollectiveOp op) {
+  switch (op) {
+    case CollectiveOp::kAllGather:
+      return "all_gather";
+    case CollectiveOp::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveOp::kAllReduce:
+      return "all_reduce";
+    case CollectiveOp::kBroadcast:
+      return "broadcast";
+    case CollectiveOp::kSend:
+      return "send";
+  }
+  return "?";
+}
+
+const char* NameOf(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kStep:
+      return "step";
+  }
+  return "?";
+}
+
+}  // namespace zeroshard
