@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "worker/ops/cross_entropy.cc"
 #include "hwy/foreach_target.h"
 #include "worker/ops/exp-inl.h"
-#include "worker/ops/task_team.h"
+#include "worker/ops/parallel.h"
 #include "worker/ops/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -71,7 +71,7 @@ HWY_INLINE float RowLoss(T* row, int64_t v, int32_t target, bool gradient) {
       StoreN(hn::Sub(p, Set(1.0f)), row + target, 1);
     }
   }
-  return std::log(total) - (at_target - most);
+  return static_cast<float>(std::log(static_cast<double>(total)) - (at_target - most));
 }
 
 void CrossEntropyRow(void* logits, int64_t row, int64_t v, DType dtype, int32_t target,
@@ -93,9 +93,12 @@ HWY_EXPORT(CrossEntropyRow);
 
 void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
                   bool gradient, float* losses, int threads) {
-  RunTasks(threads, v == 0 ? 0 : rows, [&](int64_t row, int) {
-    HWY_DYNAMIC_DISPATCH(CrossEntropyRow)
-    (logits, row, v, dtype, targets[row], gradient, losses + row);
+  if (v == 0) return;
+  ParallelRows(rows, v, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      HWY_DYNAMIC_DISPATCH(CrossEntropyRow)
+      (logits, row, v, dtype, targets[row], gradient, losses + row);
+    }
   });
 }
 

@@ -122,7 +122,9 @@ void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* 
           },
           &total);
       ZeroFrom(out, visible, tile.cols);
-      shrink[r] = std::exp(max[r] - most);
+      float lanes[kLanes];
+      Store(ExpOrNan(Set(max[r] - most)), lanes);
+      shrink[r] = lanes[0];
       sum[r] = std::fma(sum[r], shrink[r], total);
       max[r] = most;
     }
@@ -148,7 +150,7 @@ void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t r
       const V total = Set(sum[r]);
       ForEach(cols, [&](int64_t i, int64_t n)
                         ZEROSHARD_KERNEL { StoreN(hn::Div(LoadN(in + i, n), total), out + i, n); });
-      lse[r] = max[r] + std::log(sum[r]);
+      lse[r] = static_cast<float>(max[r] + std::log(static_cast<double>(sum[r])));
     }
   });
 }
