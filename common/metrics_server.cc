@@ -52,4 +52,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
 
 MetricsServer::~MetricsServer() = default;
 
+void MetricsServer::AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable) {
+  exposer_->RegisterCollectable(collectable);
+}
+
 }  // namespace zeroshard

@@ -8,8 +8,9 @@
 #include "prometheus/registry.h"
 
 namespace prometheus {
+class Collectable;
 class Exposer;
-}
+}  // namespace prometheus
 
 namespace zeroshard {
 
@@ -24,6 +25,9 @@ class MetricsServer {
   ~MetricsServer();
 
   const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
+  // For values that are read when they are asked for. Not kept alive: when it is gone, so are its
+  // series.
+  void AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable);
   int port() const { return port_; }
   const std::string& address() const { return address_; }
 
