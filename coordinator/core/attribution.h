@@ -1,0 +1,54 @@
+// Who is to blame. When one rank fails, most others report a broken collective first; the verdict
+// must name the cause. A pure function of what is known when it is asked. Thread-safe.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "zeroshard/v1/cluster.pb.h"
+
+namespace zeroshard::coordinator {
+
+struct RankEvidence {
+  uint32_t rank = 0;
+  std::string member;
+  std::string host;
+  int64_t pid = 0;
+  v1::Progress progress;
+
+  struct Exit {
+    int code = 0;
+    int signal = 0;
+  };
+  std::optional<Exit> exit;                    // a supervisor saw its process end
+  std::optional<std::string> lost;             // why the coordinator gave it up
+  std::optional<v1::ReportEndRequest> failed;  // its own report, not completed
+  std::map<uint32_t, std::string> accusers;    // peers that blame it, and what they say
+  std::optional<absl::Duration> disconnected;  // how long its stream has been broken
+  uint64_t order = 0;                          // when exit, lost or failed came first; 0: never
+};
+
+struct Blame {
+  uint32_t rank = 0;
+  std::string message;  // names rank, member, host, and signal where one is known
+};
+
+// The strongest evidence wins, the earliest among equals:
+//   1. a process that ended
+//   2. a rank that was lost, or failed by an error of its own (no broken connection, no deadline)
+//   3. a rank blamed by peers: a broken stream first, then by how many peers, then by fewest own
+//   accusations
+//   4. the first rank that reported anything
+// `ranks` is not empty.
+Blame Attribute(const std::vector<RankEvidence>& ranks);
+
+// "rank 1 (worker-1 on host-b)".
+std::string NameOfRank(uint32_t rank, const std::string& member, const std::string& host);
+
+// Codes with which a rank says that a peer or a link broke, or that it was told to stop.
+bool IsNetworkCode(const std::string& code);
+
+}  // namespace zeroshard::coordinator

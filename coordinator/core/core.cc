@@ -1,0 +1,116 @@
+#include "coordinator/core/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/text.h"
+
+namespace zeroshard::coordinator {
+
+Core::Core(const CoreOptions& options, LoadedState state, const std::string& new_cluster_id)
+    : options_(options),
+      cluster_id_(state.cluster_id.empty() ? new_cluster_id : state.cluster_id),
+      counters_(std::move(state.counters)),
+      members_(options_, std::move(state.fences)) {
+  term_ = counters_["term"];
+  for (auto& [run_id, loaded] : state.jobs) {
+    Run& run = runs_[run_id];
+    run.job = std::move(loaded.job);
+    run.events = std::move(loaded.events);
+    run.first = loaded.first;
+    run.last = loaded.last;
+    if (!IsEnded(run.job.state)) run.job.committed_step = run.last.step();
+    for (auto& [rank, record] : loaded.ranks) {
+      if (rank != run.ranks.size()) break;
+      run.ranks.emplace_back().record = std::move(record);
+    }
+    by_order_[run.job.order] = run_id;
+    next_order_ = std::max(next_order_, run.job.order + 1);
+    const bool placed = run.job.state == v1::JOB_STATE_PLACING ||
+                        run.job.state == v1::JOB_STATE_RUNNING ||
+                        run.job.state == v1::JOB_STATE_RECOVERING;
+    if (placed && !run.ranks.empty()) {
+      run.generation =
+          std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
+      run.generation->Restore(std::move(loaded.keys), loaded.barriers);
+    }
+  }
+  for (const auto& [order, run_id] : by_order_) newest_[runs_[run_id].job.spec.name()] = run_id;
+}
+
+Decision Core::Start(const Moment& given) {
+  Decision out;
+  const Moment moment{Discount(given.now), given.unix_ms};
+  counters_["term"] = ++term_;
+  out.records.push_back(ClusterRecord{cluster_id_});
+  out.records.push_back(CounterRecord{"term", term_});
+  out.reasons.push_back(absl::StrCat("term ", term_, " of cluster ", cluster_id_));
+  for (auto& [run_id, run] : runs_) {
+    if (IsEnded(run.job.state)) continue;
+    out.actions.push_back(PrepareFolder{run.job.spec.name(), run_id});
+    out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});
+    if (!run.Live()) continue;
+    run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
+    run.start_deadline = *run.return_deadline;
+    WakeBy(*run.return_deadline);
+    for (RankState& rank : run.ranks) {
+      rank.last_advance = moment.now;
+      rank.began = run.job.state != v1::JOB_STATE_PLACING;
+    }
+    AddEvent(run,
+             absl::StrCat("the coordinator started again (term ", term_, ") at step ",
+                          run.job.committed_step, "; waiting for ", run.World(), " ranks"),
+             moment, &out);
+    for (RankState& rank : run.ranks) {
+      if (!rank.record.ended || rank.record.end.completed()) continue;
+      rank.evidence_order = next_evidence_++;
+      BeginFailure(run, rank.record.end.message(), moment, &out);
+    }
+    MaybeComplete(run, moment, &out);
+  }
+  return out;
+}
+
+Decision Core::Decide(const Event& event, const Moment& given) {
+  Decision out;
+  const Moment moment{Discount(given.now), given.unix_ms};
+  std::visit([&](const auto& specific) { On(specific, moment, &out); }, event);
+  if (schedule_again_) {
+    schedule_again_ = false;
+    Schedule(moment, &out);
+  }
+  for (const Action& action : out.actions) {
+    if (const Reply* reply = std::get_if<Reply>(&action)) parked_.erase(reply->request);
+  }
+  for (const std::string& run_id : forgotten_) runs_.erase(run_id);
+  forgotten_.clear();
+  return out;
+}
+
+absl::Duration Core::Discount(absl::Duration now) {
+  // Ticks come every heartbeat interval at least. A longer silence means that this process did not
+  // run: nobody could have been heard in that time, so it does not count against anybody.
+  const absl::Duration gap = now - last_now_;
+  if (last_now_ != -absl::InfiniteDuration() && gap > 2 * options_.heartbeat_interval) {
+    discount_ += gap - options_.heartbeat_interval;
+  }
+  last_now_ = std::max(last_now_, now);
+  return last_now_ - discount_;
+}
+
+void Core::On(const Tick& event, const Moment& moment, Decision* out) {
+  while (!wakes_.empty() && wakes_.top() <= moment.now) wakes_.pop();
+  CheckMembers(moment, out);
+  CheckRuns(moment, out);
+}
+
+void Core::WakeBy(absl::Duration when) { wakes_.push(when); }
+
+absl::Duration Core::NextDeadline() const {
+  absl::Duration next = last_now_ + options_.heartbeat_interval;
+  if (!wakes_.empty()) next = std::min(next, wakes_.top() + discount_);
+  return next;
+}
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,256 @@
+// Jobs: submission, the queue, placement, the end.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/text.h"
+
+namespace zeroshard::coordinator {
+void Core::On(const Submit& event, const Moment& moment, Decision* out) {
+  const auto refuse = [&](absl::Status status) {
+    out->actions.push_back(Reply{event.request, std::move(status), "", 0});
+  };
+  const std::string& name = event.spec.name();
+  if (!IsName(name)) {
+    return refuse(
+        absl::InvalidArgumentError(absl::StrCat("name: ", Quoted(name), " is not ", kNameRule)));
+  }
+  if (event.spec.resources().workers() == 0) {
+    return refuse(absl::InvalidArgumentError("resources.workers: 0; wanted at least 1"));
+  }
+  if (const auto found = newest_.find(name); found != newest_.end()) {
+    const Run& other = runs_[found->second];
+    if (!IsEnded(other.job.state)) {
+      return refuse(absl::AlreadyExistsError(absl::StrCat(
+          "job ", name, " is ", NameOfState(other.job.state), " (run ", other.job.run_id,
+          "). Wait for it, cancel it, or submit under another name")));
+    }
+  }
+  const size_t live = std::count_if(runs_.begin(), runs_.end(), [](const auto& entry) {
+    return !IsEnded(entry.second.job.state);
+  });
+  if (live >= options_.max_live_jobs) {
+    return refuse(absl::ResourceExhaustedError(
+        absl::StrCat(live,
+                     " jobs are queued or running, the most that are taken; wait for some "
+                     "to end or cancel them")));
+  }
+  uint64_t& number = counters_[absl::StrCat("run:", name)];
+  ++number;
+  const std::string run_id = absl::StrCat(name, "-", number);
+  out->records.push_back(CounterRecord{absl::StrCat("run:", name), number});
+  Run& run = runs_[run_id];
+  run.job.order = next_order_++;
+  run.job.run_id = run_id;
+  run.job.spec = event.spec;
+  run.job.plan = event.plan;
+  run.job.submitted_unix_ms = moment.unix_ms;
+  by_order_[run.job.order] = run_id;
+  newest_[name] = run_id;
+  SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
+  out->actions.push_back(PrepareFolder{name, run_id});
+  out->actions.push_back(Measure{MetricKind::kJobStarted, name, 0});
+  Schedule(moment, out);
+  out->actions.push_back(Reply{event.request, absl::OkStatus(), run_id, 0});
+}
+
+void Core::On(const Cancel& event, const Moment& moment, Decision* out) {
+  Run* run = FindRun(event.job);
+  absl::Status status;
+  if (run == nullptr) {
+    status = NoSuchJob(event.job);
+  } else if (run->job.state == v1::JOB_STATE_CANCELLED) {
+    status = absl::OkStatus();
+  } else if (IsEnded(run->job.state)) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("job ", run->job.spec.name(), " (run ", run->job.run_id, ") is ",
+                     NameOfState(run->job.state), " already: ", run->job.reason));
+  } else {
+    EndJob(*run, v1::JOB_STATE_CANCELLED, "cancelled by a client", moment, out);
+  }
+  out->actions.push_back(
+      Reply{event.request, std::move(status), run == nullptr ? "" : run->job.run_id, 0});
+}
+
+void Core::Schedule(const Moment& moment, Decision* out) {
+  std::string ahead;
+  for (const auto& [order, run_id] : by_order_) {
+    Run& run = runs_[run_id];
+    if (run.job.state != v1::JOB_STATE_QUEUED) continue;
+    std::string reason;
+    if (ahead.empty()) {
+      std::vector<Member*> chosen = Choose(run.job.spec, &reason);
+      if (!chosen.empty()) {
+        OpenGeneration(run, chosen, moment, out);
+        continue;
+      }
+      ahead = run_id;
+    } else {
+      reason = absl::StrCat("behind ", ahead, " in the queue");
+    }
+    if (run.job.reason != reason) {
+      run.job.reason = reason;
+      out->actions.push_back(RunChanged{run_id});
+      out->reasons.push_back(absl::StrCat(run_id, " is QUEUED: ", reason));
+    }
+  }
+}
+
+std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not) {
+  const size_t wanted = spec.resources().workers();
+  // A deterministic job runs on processes that compute alike.
+  std::map<std::string, std::vector<Member*>> groups;
+  size_t idle = 0;
+  size_t workers = 0;
+  for (auto& [name, member] : members_.all()) {
+    if (member.lost || member.hello.kind() != v1::MEMBER_KIND_WORKER) continue;
+    ++workers;
+    if (member.session == 0 || member.assignment || member.says_running) continue;
+    ++idle;
+    groups[spec.deterministic() ? member.hello.fingerprint() : ""].push_back(&member);
+  }
+  std::vector<Member*>* best = nullptr;
+  for (auto& [fingerprint, group] : groups) {
+    if (group.size() >= wanted && (best == nullptr || group.size() > best->size())) best = &group;
+  }
+  if (best != nullptr) {
+    best->resize(wanted);
+    return *best;
+  }
+  *why_not = absl::StrCat("needs ", wanted, wanted == 1 ? " worker, " : " workers, ", idle,
+                          " idle of ", workers);
+  if (spec.deterministic() && idle >= wanted) {
+    std::vector<std::string> kinds;
+    for (const auto& [fingerprint, group] : groups) {
+      kinds.push_back(absl::StrCat(group.size(), " of ", Quoted(fingerprint)));
+    }
+    absl::StrAppend(why_not, ", but a deterministic job needs them with one numeric fingerprint: ",
+                    AtMostThree(kinds));
+  }
+  return {};
+}
+
+void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
+                          Decision* out) {
+  const std::string& run_id = run.job.run_id;
+  ++run.job.generation;
+  out->records.push_back(GenerationClosedRecord{run_id, true});
+  run.ranks.clear();
+  run.ranks.resize(members.size());
+  std::vector<std::string> names;
+  for (uint32_t rank = 0; rank < members.size(); ++rank) {
+    Member& member = *members[rank];
+    member.assignment = Assignment{run_id, run.job.generation, rank};
+    RankState& state = run.ranks[rank];
+    state.record.run_id = run_id;
+    state.record.rank = rank;
+    state.record.member = member.hello.name();
+    state.record.incarnation = member.hello.incarnation();
+    state.record.host = member.hello.host();
+    state.record.pid = member.hello.pid();
+    state.last_advance = moment.now;
+    names.push_back(member.hello.name());
+  }
+  run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
+  run.start_deadline = moment.now + StartTimeout(run.job.spec);
+  WakeBy(run.start_deadline);
+  SetState(run, v1::JOB_STATE_PLACING,
+           absl::StrCat("generation ", run.job.generation, " on ",
+                        names.size() <= 8 ? absl::StrJoin(names, ", ")
+                                          : absl::StrCat(names.size(), " workers, ", names.front(),
+                                                         " to ", names.back())),
+           moment, out);
+  for (const RankState& rank : run.ranks) out->records.push_back(rank.record);
+  for (uint32_t rank = 0; rank < members.size(); ++rank) {
+    SendAssign(run, run.ranks[rank], members[rank]->session, out);
+  }
+}
+
+void Core::SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
+                    Decision* out) {
+  run.job.state = state;
+  run.job.reason = reason;
+  out->records.push_back(run.job);
+  AddEvent(run, reason, moment, out);
+}
+
+void Core::AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
+  const uint64_t index = run.events.empty() ? 0 : run.events.rbegin()->first + 1;
+  v1::JobEvent& event = run.events[index];
+  event.set_unix_ms(moment.unix_ms);
+  event.set_state(run.job.state);
+  event.set_reason(reason);
+  while (run.events.size() > kMaxEvents) run.events.erase(run.events.begin());
+  out->records.push_back(EventRecord{run.job.run_id, index, event});
+  out->actions.push_back(RunChanged{run.job.run_id});
+  out->reasons.push_back(
+      absl::StrCat(run.job.run_id, " is ", NameOfState(run.job.state), ": ", reason));
+}
+
+void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
+                  Decision* out) {
+  const std::string run_id = run.job.run_id;
+  if (run.Live()) {
+    run.generation->Close(absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
+                                                          run_id, " ended: ", reason)),
+                          out);
+    if (!run.Failing()) StopOthers(run, reason, out);  // else they were told already
+    for (auto& [name, member] : members_.all()) {
+      if (member.assignment && member.assignment->run_id == run_id) {
+        member.stop_deadline = moment.now + options_.stop_grace;
+      }
+    }
+    WakeBy(moment.now + options_.stop_grace);
+    out->records.push_back(GenerationClosedRecord{run_id, false});
+    run.generation.reset();
+  }
+  run.verdict_deadline.reset();
+  run.return_deadline.reset();
+  run.steps_deadline.reset();
+  run.job.ended_unix_ms = moment.unix_ms;
+  SetState(run, state, reason, moment, out);
+  out->actions.push_back(Measure{MetricKind::kJobEnded, run.job.spec.name(), 0});
+  schedule_again_ = true;
+  ForgetOldest(out);
+}
+
+void Core::ForgetOldest(Decision* out) {
+  size_t ended = std::count_if(runs_.begin(), runs_.end(),
+                               [](const auto& entry) { return IsEnded(entry.second.job.state); });
+  // The run that just ended is the last to go: callers may still hold it.
+  for (auto it = by_order_.begin(); it != by_order_.end() && ended > options_.max_ended_jobs;) {
+    const std::string run_id = it->second;
+    const Run& run = runs_[run_id];
+    if (!IsEnded(run.job.state)) {
+      ++it;
+      continue;
+    }
+    out->records.push_back(JobForgottenRecord{run_id});
+    if (newest_[run.job.spec.name()] == run_id) newest_.erase(run.job.spec.name());
+    forgotten_.push_back(run_id);
+    it = by_order_.erase(it);
+    --ended;
+  }
+}
+
+Run* Core::FindRun(const std::string& job) {
+  const auto by_name = newest_.find(job);
+  const auto found = runs_.find(by_name == newest_.end() ? job : by_name->second);
+  return found == runs_.end() ? nullptr : &found->second;
+}
+
+absl::Status Core::NoSuchJob(const std::string& job) const {
+  std::vector<std::string> names;
+  for (auto it = by_order_.rbegin(); it != by_order_.rend() && names.size() < 10; ++it) {
+    const std::string& name = runs_.at(it->second).job.spec.name();
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no job ", Quoted(job), "; there ",
+                   names.empty() ? "are none yet" : absl::StrCat("is ", absl::StrJoin(names, ", ")),
+                   by_order_.size() > 10 ? " (the newest)" : ""));
+}
+
+}  // namespace zeroshard::coordinator

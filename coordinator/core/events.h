@@ -1,0 +1,140 @@
+// What goes into the coordinator's state machine and what comes out. Plain data: no sockets, no
+// threads, no clock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/core/durable_log.h"
+#include "zeroshard/v1/cluster.pb.h"
+#include "zeroshard/v1/jobs.pb.h"
+
+namespace zeroshard::coordinator {
+
+using SessionId = uint64_t;  // one Session stream; never 0, never reused by a process
+using RequestId = uint64_t;  // one call that waits for an answer; likewise
+
+// When something happened: `now` is monotonic and alone decides; `unix_ms` is for people.
+struct Moment {
+  absl::Duration now;
+  int64_t unix_ms = 0;
+};
+
+// --- events -------------------------------------------------------------------------------------
+
+struct MemberSaid {
+  SessionId session = 0;
+  v1::MemberMessage message;
+};
+struct SessionClosed {
+  SessionId session = 0;
+};
+struct PutKey {
+  RequestId request = 0;
+  v1::PutKeyRequest body;
+};
+struct GetKey {
+  RequestId request = 0;
+  v1::GetKeyRequest body;
+};
+struct ArriveAtBarrier {
+  RequestId request = 0;
+  v1::BarrierRequest body;
+};
+struct ReportSteps {
+  RequestId request = 0;
+  v1::ReportStepsRequest body;
+};
+struct ReportEnd {
+  RequestId request = 0;
+  v1::ReportEndRequest body;
+};
+struct ReportExit {
+  RequestId request = 0;
+  v1::ReportExitRequest body;
+};
+struct Submit {
+  RequestId request = 0;
+  v1::JobSpec spec;  // normalised and valid
+  std::vector<v1::ShardPlan> plan;
+};
+struct Cancel {
+  RequestId request = 0;
+  std::string job;
+};
+// The caller went away: no answer is wanted any more.
+struct RequestDropped {
+  RequestId request = 0;
+};
+// Time has passed. Sent at the latest when Core::NextDeadline says so.
+struct Tick {};
+
+using Event = std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps,
+                           ReportEnd, ReportExit, Submit, Cancel, RequestDropped, Tick>;
+
+// --- actions ------------------------------------------------------------------------------------
+
+struct SendToSession {
+  SessionId session = 0;
+  v1::CoordinatorMessage message;
+};
+struct CloseSession {
+  SessionId session = 0;
+};
+// Answers a call. `text` is a key's value or a run id, `number` the committed step.
+struct Reply {
+  RequestId request = 0;
+  absl::Status status;
+  std::string text;
+  uint64_t number = 0;
+};
+// Makes the job's folder this run's; what an older run of the name left there is moved aside.
+struct PrepareFolder {
+  std::string job;
+  std::string run_id;
+};
+struct AppendHistory {
+  std::string job;
+  std::string run_id;
+  std::vector<v1::StepRecord> records;
+};
+struct AppendLog {
+  std::string job;
+  std::string run_id;
+  uint32_t rank = 0;
+  std::vector<std::string> lines;
+};
+// Something that a watcher of the run should see: state, step or event.
+struct RunChanged {
+  std::string run_id;
+};
+enum class MetricKind {
+  kJobStarted,       // series of the job appear, counters at 0
+  kJobEnded,         // series of the job disappear
+  kNonFinite,        // +1
+  kStepsLost,        // + value
+  kRecoverySeconds,  // observes value
+  kBarrierSeconds,   // observes value
+};
+struct Measure {
+  MetricKind kind;
+  std::string job;
+  double value = 0;
+};
+
+using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
+                            AppendLog, RunChanged, Measure>;
+
+// Records are made durable first, all or none; then the actions are carried out in order.
+struct Decision {
+  std::vector<LogRecord> records;
+  std::vector<Action> actions;
+  // Why, a line each, for the coordinator's own log; empty for routine.
+  std::vector<std::string> reasons;
+};
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,37 @@
+// The limits and times that the coordinator's core goes by.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace zeroshard::coordinator {
+
+struct CoreOptions {
+  absl::Duration heartbeat_interval = absl::Seconds(1);
+  // A member not heard of for this long is lost.
+  absl::Duration member_timeout = absl::Seconds(10);
+  // Between the first sign of a failure and the verdict: peers of a dead rank often report before
+  // anybody says that it died.
+  absl::Duration verdict_grace = absl::Seconds(1);
+  // After a start of the coordinator: how long, beyond member_timeout, members have to come back.
+  absl::Duration return_grace = absl::Seconds(10);
+  // A member that still runs an ended job this long after it was told to stop is fenced.
+  absl::Duration stop_grace = absl::Seconds(30);
+  // How long a lost member stays in the list of nodes.
+  absl::Duration lost_shown = absl::Minutes(10);
+
+  size_t max_members = 10000;
+  size_t max_live_jobs = 1000;
+  size_t max_ended_jobs = 1000;  // the oldest beyond it are forgotten
+  size_t max_key_bytes = 256;
+  size_t max_value_bytes = 64 << 10;
+  size_t max_keys_per_rank = 1024;                 // of one generation, times its world size
+  size_t max_key_bytes_per_generation = 64 << 20;  // keys and values together
+  size_t max_barriers = 4096;                      // names of one generation that are remembered
+  size_t max_waiting_per_rank = 64;                // calls of one rank that wait
+  size_t max_records_per_report = 10000;
+};
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,63 @@
+// A job in memory: its durable row, and while it lives what its ranks are doing.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "coordinator/core/attribution.h"
+#include "coordinator/core/durable_log.h"
+#include "coordinator/core/generation.h"
+#include "zeroshard/v1/jobs.pb.h"
+
+namespace zeroshard::coordinator {
+
+inline absl::Duration StartTimeout(const v1::JobSpec& spec) {
+  return absl::Seconds(spec.timeouts().has_start_seconds() ? spec.timeouts().start_seconds() : 120);
+}
+inline absl::Duration StepTimeout(const v1::JobSpec& spec) {
+  return absl::Seconds(spec.timeouts().has_step_seconds() ? spec.timeouts().step_seconds() : 600);
+}
+
+struct RankState {
+  RankRecord record;
+  // Heard of in this generation since this coordinator started.
+  bool present = false;
+  // Known to have begun; saying "idle" afterwards without a report means that it gave up.
+  bool began = false;
+  bool arrived = false;  // at any barrier of the generation
+  v1::Progress progress;
+  absl::Duration last_advance;               // when progress last changed
+  std::optional<absl::Duration> left_since;  // says it is idle but never reported its end
+
+  // Evidence for a verdict.
+  std::optional<RankEvidence::Exit> exit;
+  std::optional<std::string> lost;
+  std::map<uint32_t, std::string> accusers;
+  uint64_t evidence_order = 0;
+};
+
+struct Run {
+  JobRecord job;
+  std::map<uint64_t, v1::JobEvent> events;
+  v1::StepRecord first;
+  v1::StepRecord last;
+
+  std::vector<RankState> ranks;                    // of the current or last generation
+  std::unique_ptr<Generation> generation;          // while PLACING, RUNNING
+  absl::Duration start_deadline;                   // while PLACING
+  std::optional<absl::Duration> return_deadline;   // after a start: absent ranks are lost then
+  std::optional<absl::Duration> steps_deadline;    // all ranks completed, steps are missing
+  std::optional<absl::Duration> verdict_deadline;  // failing: the verdict falls then
+  bool nonfinite = false;
+
+  // The generation is open.
+  bool Live() const { return generation != nullptr; }
+  bool Failing() const { return verdict_deadline.has_value(); }
+  uint32_t World() const { return static_cast<uint32_t>(ranks.size()); }
+};
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,81 @@
+// What clients are shown. Reads only.
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/text.h"
+
+namespace zeroshard::coordinator {
+
+v1::JobStatus Core::Brief(const Run& run) const {
+  v1::JobStatus status;
+  status.set_name(run.job.spec.name());
+  status.set_run_id(run.job.run_id);
+  status.set_state(run.job.state);
+  status.set_reason(run.job.reason);
+  status.set_generation(run.job.generation);
+  status.set_committed_step(run.job.committed_step);
+  status.set_steps(run.job.spec.steps());
+  if (run.last.step() != 0) *status.mutable_last() = run.last;
+  if (run.first.step() != 0) *status.mutable_first() = run.first;
+  status.set_submitted_unix_ms(run.job.submitted_unix_ms);
+  status.set_ended_unix_ms(run.job.ended_unix_ms);
+  status.set_weights_digest(run.job.weights_digest);
+  status.set_workers(run.job.spec.resources().workers());
+  status.set_stage(run.job.spec.zero_optimization().stage());
+  // The newest run of a name has the folder of that name.
+  const auto newest = newest_.find(run.job.spec.name());
+  const bool is_newest = newest != newest_.end() && newest->second == run.job.run_id;
+  status.set_directory(absl::StrCat("jobs/", run.job.spec.name(),
+                                    is_newest ? "" : absl::StrCat("@", run.job.run_id)));
+  return status;
+}
+
+absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment& moment) const {
+  const auto by_name = newest_.find(job);
+  const auto found = runs_.find(by_name == newest_.end() ? job : by_name->second);
+  if (found == runs_.end()) return NoSuchJob(job);
+  const Run& run = found->second;
+  v1::JobStatus status = Brief(run);
+  const absl::Duration now = moment.now - discount_;
+  for (const RankState& state : run.ranks) {
+    v1::RankStatus& rank = *status.add_ranks();
+    rank.set_rank(state.record.rank);
+    rank.set_member(state.record.member);
+    rank.set_host(state.record.host);
+    *rank.mutable_progress() = state.progress;
+    const Member* member = members_.Find(state.record.member);
+    rank.set_heartbeat_age_ms(member == nullptr ||
+                                      member->hello.incarnation() != state.record.incarnation
+                                  ? -1
+                                  : absl::ToInt64Milliseconds(now - member->last_heard));
+  }
+  for (const auto& [index, event] : run.events) *status.add_events() = event;
+  for (const v1::ShardPlan& plan : run.job.plan) *status.add_plan() = plan;
+  return status;
+}
+
+std::vector<v1::JobStatus> Core::List() const {
+  std::vector<v1::JobStatus> jobs;
+  for (const auto& [order, run_id] : by_order_) jobs.push_back(Brief(runs_.at(run_id)));
+  return jobs;
+}
+
+std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
+  std::vector<v1::Node> nodes;
+  const absl::Duration now = moment.now - discount_;
+  for (const auto& [name, member] : members_.all()) {
+    v1::Node& node = nodes.emplace_back();
+    *node.mutable_hello() = member.hello;
+    node.set_state(member.lost                                ? "lost"
+                   : member.assignment || member.says_running ? "running"
+                                                              : "idle");
+    node.set_heartbeat_age_ms(absl::ToInt64Milliseconds(now - member.last_heard));
+    if (!member.assignment) continue;
+    const auto run = runs_.find(member.assignment->run_id);
+    if (run == runs_.end()) continue;
+    node.set_job(run->second.job.spec.name());
+    node.set_rank(member.assignment->rank);
+  }
+  return nodes;
+}
+
+}  // namespace zeroshard::coordinator
