@@ -49,7 +49,7 @@ HWY_INLINE void Store(V v, Bf16* p) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
   const auto rounded = hn::Add(hn::Add(bits, hn::Set(d32, 0x7FFFu)), odd);
   const auto quiet = hn::Or(bits, hn::Set(d32, 0x00400000u));
-  const auto is_nan = hn::RebindMask(d32, hn::Ne(v, v));
+  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
   const auto kept = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
   hn::StoreU(hn::TruncateTo(d16, kept), d16, p);
 }
