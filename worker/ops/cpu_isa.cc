@@ -4,6 +4,8 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "worker/ops/simd_targets.h"
+// After the list of targets.
 #include "hwy/targets.h"
 
 namespace zeroshard::cpu {
@@ -55,7 +57,7 @@ bool HasBrgemm() { return Effective(dnnl::cpu_isa::avx512_core); }
 std::string Fingerprint() {
   ApplyIsaCap();
   const dnnl_version_t* version = dnnl_version();
-  const int64_t targets = hwy::SupportedTargets();
+  const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
   return absl::StrCat(EffectiveName(), ", onednn ", version->major, ".", version->minor, ".",
                       version->patch, ", highway ", hwy::TargetName(targets & ~(targets - 1)));
 }

@@ -35,8 +35,9 @@ const void* At(const void* base, int64_t index, DType type) {
   return static_cast<const char*>(base) + index * static_cast<int64_t>(SizeOf(type));
 }
 
-// Part [row, row + rows) x [col, col + cols) of an operand in fp32: itself where it is fp32, else a
-// dense copy. Coordinates are those of the logical (not transposed) matrix.
+// Part [row, row + rows) x [col, col + cols) of an operand in fp32: itself, or a dense copy where
+// it must be widened, or where its rows lie a multiple of 4 KiB apart (oneDNN then runs at half its
+// speed). Coordinates are those of the logical (not transposed) matrix.
 struct Panel {
   const void* data;
   int64_t ld;
@@ -48,7 +49,7 @@ Panel PanelOf(const void* base, int64_t ld, bool transposed, DType type, int64_t
     std::swap(rows, cols);
   }
   const void* first = At(base, row * ld + col, type);
-  if (type == DType::kF32) return {first, ld};
+  if (type == DType::kF32 && ld % 1024 != 0) return {first, ld};
   PackBlock(first, ld, type, rows, cols, copy, DType::kF32);
   return {copy, 0};
 }
