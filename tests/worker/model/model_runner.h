@@ -1,0 +1,65 @@
+// Runs a whole model unit by unit, as the ZeRO engine would, with everything on one rank.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/model/unit.h"
+#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+// Memory for one unit's gradient that checks the contract of GradientSink: ranges are multiples of
+// 64 inside the unit, at most two are open, parts end inside an acquired range, nothing comes
+// twice.
+class RecordingSink : public GradientSink {
+ public:
+  RecordingSink(int64_t length, DType dtype);
+  absl::StatusOr<void*> Acquire(int64_t begin, int64_t end) override;
+  absl::Status Done(int64_t begin, int64_t end) override;
+
+  // The done elements as fp32; NaN where nothing came.
+  std::vector<float> Values() const;
+  struct Range {
+    int64_t begin, end;
+    bool operator==(const Range&) const = default;
+  };
+  const std::vector<Range>& acquired() const { return acquired_; }
+  const std::vector<Range>& done() const { return done_; }
+
+ private:
+  int64_t length_;
+  DType dtype_;
+  std::vector<char> memory_;
+  std::vector<bool> open_;  // by 64 elements
+  std::vector<bool> final_;
+  int64_t open_ranges() const;
+  std::vector<Range> acquired_;
+  std::vector<Range> done_;
+};
+
+struct RunOptions {
+  DType dtype = DType::kF32;
+  bool checkpointing = false;
+  int threads = 1;
+};
+
+struct RunResult {
+  LossResult loss;
+  LossResult loss_only;                                 // of HeadUnit::Loss, before the backward
+  std::map<std::string, std::vector<float>> gradients;  // by tensor
+  std::vector<std::vector<RecordingSink::Range>> done;  // by unit
+};
+
+// `flat`: the parameters of each unit (fp32, rounded to options.dtype). The summed loss and its
+// gradient over `batch` sequences; a tied head's gradient has the embedding's rows added, as the
+// engine does at the end of a step.
+absl::StatusOr<RunResult> RunModel(const ModelTable& table,
+                                   const std::vector<std::vector<float>>& flat,
+                                   const std::vector<int32_t>& tokens,
+                                   const std::vector<int32_t>& targets, const RunOptions& options);
+
+}  // namespace zeroshard
