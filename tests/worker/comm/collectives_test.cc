@@ -403,16 +403,16 @@ TEST(Arguments, WrongOnesAreRefusedByName) {
     args.input = args.output = &x;
     return one[0].ReduceScatter(args, Info()).Wait();
   };
-  EXPECT_THAT(refused({.type = DType::kI32, .counts = {1}, .contributors = 1}).message(),
+  EXPECT_THAT(Text(refused({.type = DType::kI32, .counts = {1}, .contributors = 1})),
               ::testing::HasSubstr("not of int32"));
-  EXPECT_THAT(refused({.counts = {1, 1}, .contributors = 1}).message(),
+  EXPECT_THAT(Text(refused({.counts = {1, 1}, .contributors = 1})),
               ::testing::HasSubstr("2 counts for 1 ranks"));
-  EXPECT_THAT(refused({.counts = {1}, .contributors = 2}).message(),
+  EXPECT_THAT(Text(refused({.counts = {1}, .contributors = 2})),
               ::testing::HasSubstr("contributors is 2"));
-  EXPECT_THAT(refused({.counts = {-1}, .contributors = 1}).message(), ::testing::HasSubstr("-1"));
+  EXPECT_THAT(Text(refused({.counts = {-1}, .contributors = 1})), ::testing::HasSubstr("-1"));
   const absl::Status self = ranks[0].Send(&x, 4, 0, Info()).Wait();
   EXPECT_EQ(self.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(self.message(), ::testing::HasSubstr("send of blocks.3 (step 7, backward)"));
+  EXPECT_THAT(Text(self), ::testing::HasSubstr("send of blocks.3 (step 7, backward)"));
 }
 
 }  // namespace

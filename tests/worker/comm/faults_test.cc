@@ -53,7 +53,7 @@ TEST(Connect, ARankThatNeverComesIsNamed) {
   for (auto& thread : threads) thread.join();
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("ranks 2, 3 did not come"), HasSubstr("300ms")));
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("ranks 2, 3 did not come"), HasSubstr("300ms")));
   }
 }
 
@@ -71,7 +71,7 @@ TEST(Connect, ARankThatPublishedItsAddressAndDiedIsNamed) {
     });
     EXPECT_THAT(status.code(),
                 AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable));
-    EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("rank ", dead, " ")));
+    EXPECT_THAT(Text(status), HasSubstr(absl::StrCat("rank ", dead, " ")));
     EXPECT_LT(seconds, 2.0);
   }
 }
@@ -83,7 +83,7 @@ TEST(Connect, AddressesOfAnotherWorldAreRefused) {
   const absl::Status status =
       MakeGlooCommunicator(Options(0, 2, kShort, kShort), &rendezvous, device.get()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1"), HasSubstr("2 bytes")));
+  EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 1"), HasSubstr("2 bytes")));
 }
 
 TEST(Connect, TwoProcessesForOneRankAreRefused) {
@@ -103,7 +103,7 @@ TEST(Connect, AHostThatIsNotThisOneIsRefused) {
   options.host = "192.0.2.1";  // reserved for documentation
   const absl::Status status = MakeGlooCommunicator(options, &rendezvous, device.get()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("192.0.2.1"));
+  EXPECT_THAT(Text(status), HasSubstr("192.0.2.1"));
 }
 
 TEST(Connect, AnInterfaceMayBeNamedAndTheHostLeftOut) {
@@ -143,7 +143,7 @@ TEST(Connect, ALateRankIsWaitedFor) {
 }
 
 TEST(Operation, ARankThatDoesNotJoinIsNamedByAllOthersAtTheDeadline) {
-  Ranks ranks(4, {.operation_timeout = kShort});
+  Ranks ranks(4, {.operation_timeout = absl::Seconds(1)});
   std::vector<float> data(4 * 100);
   ranks.Each([&](int r) {
     if (r == 2) return;
@@ -152,27 +152,27 @@ TEST(Operation, ARankThatDoesNotJoinIsNamedByAllOthersAtTheDeadline) {
     const double seconds = SecondsOf(
         [&] { status = ranks[r].AllGather(own.data(), 100, DType::kF32, Info()).Wait(); });
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("all_gather of blocks.3 (step 7, backward)"),
-                                        HasSubstr("for rank 2"), HasSubstr("0.3")));
-    EXPECT_GE(seconds, 0.25);
-    EXPECT_LT(seconds, 2.0);
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("all_gather of blocks.3 (step 7, backward)"),
+                                    HasSubstr("for rank 2"), HasSubstr("waited 1.")));
+    EXPECT_GE(seconds, 0.95);
+    EXPECT_LT(seconds, 3.0);
     // Unusable from now on, and quick to say so.
     absl::Status later;
-    EXPECT_LT(SecondsOf([&] { later = ranks[r].Barrier(Info()).Wait(); }), 0.2);
+    EXPECT_LT(SecondsOf([&] { later = ranks[r].Barrier(Info()).Wait(); }), 0.5);
     EXPECT_EQ(later.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(later.message(), AllOf(HasSubstr("barrier"), HasSubstr("failed before")));
+    EXPECT_THAT(Text(later), AllOf(HasSubstr("barrier"), HasSubstr("failed before")));
   });
   // The late one learns what happened.
   const absl::Status late = ranks[2].AllGather(data.data(), 100, DType::kF32, Info()).Wait();
   EXPECT_FALSE(late.ok());
-  EXPECT_THAT(late.message(), AllOf(HasSubstr("left"), HasSubstr("for rank 2")));
+  EXPECT_THAT(Text(late), AllOf(HasSubstr("left"), HasSubstr("for rank 2")));
 }
 
 TEST(Operation, AllMissingRanksAreNamed) {
   Ranks ranks(4, {.operation_timeout = kShort});
   const absl::Status status = ranks[1].Barrier(Info()).Wait();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(status.message(), HasSubstr("ranks 0, 2, 3"));
+  EXPECT_THAT(Text(status), HasSubstr("ranks 0, 2, 3"));
 }
 
 TEST(Operation, RanksThatDisagreeAboutAnOperationDoNotMixUpData) {
@@ -193,9 +193,9 @@ TEST(Operation, WorkBeforeItThatFailedFailsIt) {
     float x = 0;
     const absl::Status status =
         ranks[r].AllReduce(&x, 1, DType::kF32, Info(), r == 0 ? broken : Event()).Wait();
-    EXPECT_THAT(status.message(), HasSubstr("no gradient"));
+    EXPECT_THAT(Text(status), HasSubstr("no gradient"));
     if (r == 1) {
-      EXPECT_THAT(status.message(), HasSubstr("rank 0 left"));
+      EXPECT_THAT(Text(status), HasSubstr("rank 0 left"));
     }
   });
 }
@@ -248,8 +248,8 @@ TEST(Death, ACommunicatorThatIsDestroyedIsNoticedPromptlyInEveryOperation) {
       for (int r : {0, 2}) {
         const absl::Status status = events[r].Wait();
         EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-        EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1 is gone"), HasSubstr(operation.name),
-                                            HasSubstr("blocks.3 (step 7, backward)")));
+        EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 1 is gone"), HasSubstr(operation.name),
+                                        HasSubstr("blocks.3 (step 7, backward)")));
       }
     });
     EXPECT_LT(seconds, 2.0);
@@ -279,11 +279,11 @@ TEST(Abort, EndsAPendingOperationAndTellsThePeersWhy) {
     ranks[0].Abort("generation 8 begins");
     for (const Event& event : {pending, queued, ranks[0].Barrier(Info())}) {
       EXPECT_EQ(event.Wait().code(), absl::StatusCode::kAborted);
-      EXPECT_THAT(event.Wait().message(), HasSubstr("generation 8 begins"));
+      EXPECT_THAT(Text(event.Wait()), HasSubstr("generation 8 begins"));
     }
     const absl::Status peer = ranks[2].Barrier(Info()).Wait();
     EXPECT_EQ(peer.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(peer.message(), AllOf(HasSubstr("rank 0 left"), HasSubstr("generation 8 begins")));
+    EXPECT_THAT(Text(peer), AllOf(HasSubstr("rank 0 left"), HasSubstr("generation 8 begins")));
   });
   EXPECT_LT(seconds, 2.0);
   EXPECT_TRUE(pending.Done());
@@ -295,7 +295,7 @@ TEST(Abort, OfAnIdleCommunicatorFailsWhatFollowsAndIsHarmlessTwice) {
   ranks[0].Abort("second");
   const absl::Status status = ranks[0].Barrier(Info()).Wait();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("first"), Not(HasSubstr("second"))));
+  EXPECT_THAT(Text(status), AllOf(HasSubstr("first"), Not(HasSubstr("second"))));
 }
 
 TEST(Destructor, EndsPendingOperations) {
@@ -376,7 +376,7 @@ TEST(Death, AProcessKilledInACollectiveIsNamedPromptly) {
   RunUntil(SIGKILL, absl::Seconds(20), &seen, &seconds);
   for (int r : {0, 2}) {
     EXPECT_EQ(seen[r].code(), absl::StatusCode::kUnavailable) << seen[r];
-    EXPECT_THAT(seen[r].message(), HasSubstr("rank 1 is gone"));
+    EXPECT_THAT(Text(seen[r]), HasSubstr("rank 1 is gone"));
     EXPECT_LT(seconds[r], 2.0);
   }
 }
@@ -387,7 +387,9 @@ TEST(Death, AProcessThatIsStoppedIsNamedAtTheDeadline) {
   RunUntil(SIGSTOP, absl::Seconds(1), &seen, &seconds);
   for (int r : {0, 2}) {
     EXPECT_EQ(seen[r].code(), absl::StatusCode::kDeadlineExceeded) << seen[r];
-    EXPECT_THAT(seen[r].message(), HasSubstr("for rank 1"));
+    // The other may have been in the operation before when the child stopped.
+    EXPECT_THAT(Text(seen[r]), AnyOf(HasSubstr("for rank 1"), HasSubstr("for ranks 0, 1"),
+                                     HasSubstr("for ranks 1, 2")));
     EXPECT_LT(seconds[r], 4.0);
   }
 }

@@ -55,6 +55,8 @@ class Ranks {
   std::vector<std::unique_ptr<Communicator>> communicators_;
 };
 
+inline std::string Text(const absl::Status& status) { return std::string(status.message()); }
+
 inline CollectiveInfo Info(Phase phase = Phase::kBackward) {
   CollectiveInfo info;
   info.phase = phase;
