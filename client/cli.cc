@@ -1,0 +1,75 @@
+#include "client/cli.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "client/command.h"
+#include "common/exit_codes.h"
+
+namespace zeroshard {
+namespace {
+
+void AddCommonOptions(CLI::App* app, CommonOptions* options) {
+  app->add_option("--coordinator", options->coordinator,
+                  "Where the coordinator listens (ZEROSHARD_COORDINATOR)")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app->add_option("--output", options->output, "What is printed: text, or json for programs")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->type_name("text|json")
+      ->capture_default_str();
+  app->add_option("--timeout", options->timeout_seconds,
+                  "How long the coordinator may take to answer, in seconds")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->type_name("SECONDS")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& name,
+                     const std::string& description, std::function<absl::StatusOr<int>()> run) {
+  CLI::App* command = app->add_subcommand(name, description);
+  AddCommonOptions(command, &context->options);
+  command->callback([context, run = std::move(run)] { context->run = run; });
+  return command;
+}
+
+absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context) {
+  return JobsClient::Create(context.options.coordinator, context.options.timeout());
+}
+
+int RunClient(const std::vector<std::string>& args, const Environment& env) {
+  CommandContext context;
+  context.env = &env;
+  context.options.coordinator = env.coordinator;
+
+  CLI::App app("Trains language models on a cluster of ZeRO workers.", "zeroshard");
+  app.require_subcommand(1);
+  AddCommonOptions(&app, &context.options);
+  AddLocalCommand(&app, &context);
+  AddJobCommands(&app, &context);
+  AddQueryCommands(&app, &context);
+  AddRecordCommands(&app, &context);
+  AddValidateCommand(&app, &context);
+  try {
+    // CLI11 takes the arguments last one first.
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, *env.out, *env.err) == 0 ? kExitOk : kExitUsage;
+  }
+
+  absl::StatusOr<int> result = kExitFailed;
+  try {
+    result = context.run();
+  } catch (const std::exception& error) {
+    result = absl::InternalError(error.what());
+  }
+  env.out->flush();
+  if (result.ok()) return *result;
+  *env.err << "zeroshard: " << result.status().message() << std::endl;
+  return ExitCodeFor(result.status());
+}
+
+}  // namespace zeroshard

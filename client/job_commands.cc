@@ -1,0 +1,107 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/command.h"
+#include "client/job_file.h"
+#include "client/jobs_client.h"
+#include "client/render.h"
+#include "client/watch.h"
+#include "common/clock.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+namespace {
+
+// A coordinator that restarts is away for longer than it may take over one answer.
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+absl::StatusOr<int> WatchToEnd(const CommandContext& context, JobsClient* client,
+                               const std::string& job) {
+  Console console(*context.env);
+  JobView view(&console, &SystemClock::Get(), context.options.json());
+  StopToken stop;
+  // Whether there is such a coordinator and such a job is told at once; only then is there
+  // patience.
+  ZS_RETURN_IF_ERROR(client->Get(job).status());
+  ZS_ASSIGN_OR_RETURN(const v1::JobStatus status,
+                      FollowJob(client, job, std::max(kPatience, context.options.timeout()),
+                                &SystemClock::Get(), &stop, view.Sink()));
+  return view.Finish(status, context.env->err);
+}
+
+struct SubmitOptions {
+  std::string file;
+  std::vector<std::string> overrides;
+  bool wait = false;
+};
+
+absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& options) {
+  ZS_ASSIGN_OR_RETURN(const v1::JobSpec spec, LoadJobFile(options.file, options.overrides));
+  ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
+  ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse response, client->Submit(spec));
+  if (context.options.json()) {
+    *context.env->out << ToJson(response).dump() << std::endl;
+  } else {
+    const v1::JobStatus& status = response.status();
+    *context.env->out << response.run_id() << " submitted, " << NameOf(status.state())
+                      << (status.reason().empty() ? "" : ": ") << status.reason() << std::endl;
+  }
+  if (!options.wait) return kExitOk;
+  return WatchToEnd(context, client.get(), response.run_id());
+}
+
+absl::StatusOr<int> Watch(const CommandContext& context, const std::string& job) {
+  ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
+  return WatchToEnd(context, client.get(), job);
+}
+
+absl::StatusOr<int> Cancel(const CommandContext& context, const std::string& job) {
+  ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
+  ZS_ASSIGN_OR_RETURN(const v1::JobStatus status, client->Cancel(job));
+  if (context.options.json()) {
+    *context.env->out << ToJson(status).dump() << "\n";
+  } else {
+    *context.env->out << status.run_id() << " " << NameOf(status.state())
+                      << (status.reason().empty() ? "" : ": ") << status.reason() << "\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddJobCommands(CLI::App* app, CommandContext* context) {
+  const auto submit_options = std::make_shared<SubmitOptions>();
+  CLI::App* submit =
+      AddCommand(app, context, "submit", "Hands a job to the coordinator",
+                 [context, submit_options] { return Submit(*context, *submit_options); });
+  submit
+      ->add_option("job", submit_options->file,
+                   "The specification, YAML or JSON; - reads it from standard input")
+      ->type_name("JOB.yaml")
+      ->required();
+  submit
+      ->add_option("--set", submit_options->overrides,
+                   "Overrides a key: --set steps=20 --set optimizer.params.lr=1e-3")
+      ->type_name("KEY.PATH=VALUE")
+      ->allow_extra_args(false);
+  submit->add_flag("--wait", submit_options->wait,
+                   "Watches the job to its end; exit code 0 only if it completed");
+
+  const auto watch_job = std::make_shared<std::string>();
+  AddCommand(app, context, "watch",
+             "Shows a job's progress to its end; exit code 0 only if it completed",
+             [context, watch_job] { return Watch(*context, *watch_job); })
+      ->add_option("job", *watch_job, "Name or run id")
+      ->required();
+
+  const auto cancel_job = std::make_shared<std::string>();
+  AddCommand(app, context, "cancel", "Ends a job early",
+             [context, cancel_job] { return Cancel(*context, *cancel_job); })
+      ->add_option("job", *cancel_job, "Name or run id")
+      ->required();
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,214 @@
+#include "client/render.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "client/console.h"
+
+namespace zeroshard {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using Json = nlohmann::ordered_json;
+
+Json NumberOrNull(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+// `index` is -1 for a singular field.
+Json ValueOf(const Message& message, const FieldDescriptor* field, int index) {
+  const auto* r = message.GetReflection();
+  const bool one = index < 0;
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return one ? r->GetBool(message, field) : r->GetRepeatedBool(message, field, index);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return NumberOrNull(one ? r->GetDouble(message, field)
+                              : r->GetRepeatedDouble(message, field, index));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return NumberOrNull(one ? r->GetFloat(message, field)
+                              : r->GetRepeatedFloat(message, field, index));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return one ? r->GetInt32(message, field) : r->GetRepeatedInt32(message, field, index);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return one ? r->GetInt64(message, field) : r->GetRepeatedInt64(message, field, index);
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return one ? r->GetUInt32(message, field) : r->GetRepeatedUInt32(message, field, index);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return one ? r->GetUInt64(message, field) : r->GetRepeatedUInt64(message, field, index);
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const auto* value =
+          one ? r->GetEnum(message, field) : r->GetRepeatedEnum(message, field, index);
+      return std::string(
+          absl::StripPrefix(absl::StripPrefix(value->name(), "JOB_STATE_"), "MEMBER_KIND_"));
+    }
+    case FieldDescriptor::CPPTYPE_STRING:
+      return one ? r->GetString(message, field) : r->GetRepeatedString(message, field, index);
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return ToJson(one ? r->GetMessage(message, field)
+                        : r->GetRepeatedMessage(message, field, index));
+  }
+  return nullptr;
+}
+
+// Columns as wide as their widest cell, the last one ragged.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppend(&text, row[i]);
+      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string StepOf(const v1::JobStatus& status) {
+  return absl::StrCat(status.committed_step(), "/", status.steps());
+}
+
+std::string LossOf(const v1::JobStatus& status) {
+  return status.has_last() ? absl::StrFormat("%.4f", status.last().loss()) : "-";
+}
+
+std::string WhenOf(int64_t unix_ms) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_ms),
+                          absl::LocalTimeZone());
+}
+
+std::string AgeOf(int64_t ms) {
+  return absl::StrFormat("%.1f s ago", static_cast<double>(ms) / 1e3);
+}
+
+}  // namespace
+
+std::string NameOf(v1::JobState state) {
+  return std::string(absl::StripPrefix(v1::JobState_Name(state), "JOB_STATE_"));
+}
+
+bool HasEnded(v1::JobState state) {
+  return state == v1::JOB_STATE_COMPLETED || state == v1::JOB_STATE_FAILED ||
+         state == v1::JOB_STATE_CANCELLED;
+}
+
+Json ToJson(const Message& message) {
+  Json json = Json::object();
+  const auto* descriptor = message.GetDescriptor();
+  const auto* reflection = message.GetReflection();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const FieldDescriptor* field = descriptor->field(i);
+    if (field->is_repeated()) {
+      Json list = Json::array();
+      for (int at = 0; at < reflection->FieldSize(message, field); ++at) {
+        list.push_back(ValueOf(message, field, at));
+      }
+      json[field->name()] = std::move(list);
+    } else if (!field->has_presence() || reflection->HasField(message, field)) {
+      json[field->name()] = ValueOf(message, field, -1);
+    }
+  }
+  return json;
+}
+
+std::string FormatJobs(const v1::ListResponse& jobs) {
+  if (jobs.jobs().empty()) return "no jobs yet; submit one with zeroshard submit JOB.yaml\n";
+  std::vector<std::vector<std::string>> rows = {{"NAME", "RUN", "STATE", "STEP", "LOSS", "REASON"}};
+  for (const v1::JobStatus& job : jobs.jobs()) {
+    rows.push_back(
+        {job.name(), job.run_id(), NameOf(job.state()), StepOf(job), LossOf(job), job.reason()});
+  }
+  return FormatTable(rows);
+}
+
+std::string FormatStatus(const v1::JobStatus& status) {
+  std::vector<std::vector<std::string>> rows = {
+      {"job", absl::StrCat(status.name(), " (", status.run_id(), ")")},
+      {"state",
+       absl::StrCat(NameOf(status.state()), status.reason().empty() ? "" : ": ", status.reason())},
+      {"step", StepOf(status)},
+  };
+  if (status.has_first() && status.has_last()) {
+    rows.push_back({"loss", absl::StrFormat("%.4f at step %d, %.4f at step %d",
+                                            status.first().loss(), status.first().step(),
+                                            status.last().loss(), status.last().step())});
+  }
+  rows.push_back({"workers", absl::StrCat(status.workers(), ", ZeRO stage ", status.stage(),
+                                          ", generation ", status.generation())});
+  rows.push_back({"submitted", WhenOf(status.submitted_unix_ms())});
+  if (status.ended_unix_ms() != 0) rows.push_back({"ended", WhenOf(status.ended_unix_ms())});
+  if (!status.weights_digest().empty()) rows.push_back({"weights", status.weights_digest()});
+  if (!status.directory().empty()) rows.push_back({"directory", status.directory()});
+  std::string text = FormatTable(rows);
+
+  if (!status.ranks().empty()) {
+    rows = {{"RANK", "MEMBER", "HOST", "STEP", "PHASE", "HEARD"}};
+    for (const v1::RankStatus& rank : status.ranks()) {
+      rows.push_back({absl::StrCat(rank.rank()), rank.member(), rank.host(),
+                      absl::StrCat(rank.progress().step()), rank.progress().phase(),
+                      AgeOf(rank.heartbeat_age_ms())});
+    }
+    absl::StrAppend(&text, "\n", FormatTable(rows));
+  }
+  if (!status.plan().empty()) {
+    rows = {
+        {"RANK", "OWNS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TRAFFIC/STEP"}};
+    for (const v1::ShardPlan& plan : status.plan()) {
+      rows.push_back({absl::StrCat(plan.rank()),
+                      FormatCount(static_cast<double>(plan.owned_parameters())),
+                      FormatBytes(plan.parameter_bytes()), FormatBytes(plan.gradient_bytes()),
+                      FormatBytes(plan.optimizer_bytes()), FormatBytes(plan.activation_bytes()),
+                      FormatBytes(plan.traffic_bytes_per_step())});
+    }
+    absl::StrAppend(&text, "\n", FormatTable(rows));
+  }
+  if (!status.events().empty()) {
+    rows = {{"WHEN", "STATE", "REASON"}};
+    for (const v1::JobEvent& event : status.events()) {
+      rows.push_back({WhenOf(event.unix_ms()), NameOf(event.state()), event.reason()});
+    }
+    absl::StrAppend(&text, "\n", FormatTable(rows));
+  }
+  return text;
+}
+
+std::string FormatNodes(const v1::NodesResponse& nodes) {
+  if (nodes.nodes().empty()) {
+    return "no members yet; start zeroshard-worker --coordinator HOST:PORT on each machine\n";
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"NAME", "KIND", "STATE", "JOB", "HOST", "DEVICE", "THREADS", "MEMORY", "METRICS", "HEARD"}};
+  for (const v1::Node& node : nodes.nodes()) {
+    const v1::Hello& hello = node.hello();
+    rows.push_back({hello.name(), hello.kind() == v1::MEMBER_KIND_STORE ? "store" : "worker",
+                    node.state(),
+                    node.job().empty() ? "-" : absl::StrCat(node.job(), " rank ", node.rank()),
+                    hello.host(), hello.device().empty() ? "-" : hello.device(),
+                    absl::StrCat(hello.threads()), FormatBytes(hello.memory_bytes()),
+                    hello.metrics_address().empty() ? "-" : hello.metrics_address(),
+                    AgeOf(node.heartbeat_age_ms())});
+  }
+  return FormatTable(rows);
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1000 && unit + 1 < std::size(units)) {
+    value /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.3g %s", value, units[unit]);
+}
+
+}  // namespace zeroshard

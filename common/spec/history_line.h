@@ -1,0 +1,16 @@
+// The format of history.jsonl, which the coordinator writes and the client prints.
+#pragma once
+
+#include <string>
+
+#include "zeroshard/v1/cluster.pb.h"
+
+namespace zeroshard {
+
+// One JSON object on one line, without the newline, always the same keys in the same order:
+//   {"step":1,"loss":5.545,"grad_norm":2.5,"learning_rate":5e-05,"tokens":4096,"seconds":0.25}
+// Numbers in the shortest form that reads back as the same double; a non-finite one is null. Two
+// runs that trained the same print the same text, but for `seconds`.
+std::string FormatHistoryLine(const v1::StepRecord& record);
+
+}  // namespace zeroshard
