@@ -19,16 +19,18 @@ constexpr int64_t kPanelK = 1024;
 bool IsFloat(DType type) { return type == DType::kF32 || type == DType::kBF16; }
 
 ProductKey WholeKey(const MatmulArgs& args, int threads) {
-  return {.m = args.m,
-          .n = args.n,
-          .k = args.k,
-          .transpose_a = args.transpose_a,
-          .transpose_b = args.transpose_b,
-          .ab_type = args.ab_type,
-          .c_type = args.c_type,
-          .bias = args.bias != nullptr,
-          .accumulate = args.accumulate,
-          .threads = threads};
+  ProductKey key{.m = args.m,
+                 .n = args.n,
+                 .k = args.k,
+                 .transpose_a = args.transpose_a,
+                 .transpose_b = args.transpose_b,
+                 .ab_type = args.ab_type,
+                 .c_type = args.c_type,
+                 .bias = args.bias != nullptr,
+                 .accumulate = args.accumulate,
+                 .threads = threads};
+  key.threads = ThreadsThatKeepBits(key);
+  return key;
 }
 
 const void* At(const void* base, int64_t index, DType type) {
@@ -114,9 +116,8 @@ absl::Status CheckMatmul(const MatmulArgs& args) {
 MatmulPath ChoosePath(const MatmulArgs& args, int threads, ProductContext* context) {
   if (args.k == 0 || !HasBrgemm()) return MatmulPath::kBlocks;
   if (args.ab_type == DType::kBF16 && !HasNativeBf16()) return MatmulPath::kBlocks;
-  const ProductKey key = WholeKey(args, threads);
-  if (threads > 1 && SplitsOverK(key)) return MatmulPath::kWholeOneThread;
-  const bool fast = absl::StartsWith(context->Find(key)->implementation(), "brg:");
+  const bool fast =
+      absl::StartsWith(context->Find(WholeKey(args, threads))->implementation(), "brg:");
   return fast ? MatmulPath::kWhole : MatmulPath::kBlocks;
 }
 
@@ -131,8 +132,7 @@ void Matmul(const MatmulArgs& args, int threads, std::vector<ProductContext>* co
     });
     return;
   }
-  const int used = path == MatmulPath::kWhole ? threads : 1;
-  own.Find(WholeKey(args, used))->Run(args.a, args.b, args.bias, args.c, own.scratchpad());
+  own.Find(WholeKey(args, threads))->Run(args.a, args.b, args.bias, args.c, own.scratchpad());
 }
 
 }  // namespace zeroshard::cpu

@@ -20,7 +20,7 @@ namespace zeroshard::cpu {
 absl::Status CheckMatmul(const MatmulArgs& args);
 
 // How a product is computed; for tests and benchmarks.
-enum class MatmulPath { kWhole, kWholeOneThread, kBlocks };
+enum class MatmulPath { kWhole, kBlocks };
 MatmulPath ChoosePath(const MatmulArgs& args, int threads, ProductContext* context);
 
 // contexts: one for each thread, at least `threads`. Throws what oneDNN throws.

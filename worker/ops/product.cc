@@ -1,5 +1,6 @@
 #include "worker/ops/product.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -109,8 +110,9 @@ void Product::Run(const void* a, const void* b, const void* bias, void* c, Scrat
 
 const std::string& Product::implementation() const { return impl_->implementation; }
 
-bool SplitsOverK(const ProductKey& key) {
-  return key.transpose_a && key.k >= 1024 && CeilDiv(key.n, 32) <= key.threads;
+int ThreadsThatKeepBits(const ProductKey& key) {
+  if (!key.transpose_a || key.k < 1024) return key.threads;
+  return static_cast<int>(std::clamp<int64_t>(key.n / 64, 1, key.threads));
 }
 
 Product* ProductContext::Find(const ProductKey& key) {

@@ -56,7 +56,8 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  // `bias` where the key says so. The bits depend on key.threads only where SplitsOverK(key).
+  // `bias` where the key says so. The bits do not depend on key.threads as long as
+  // ThreadsThatKeepBits allows them.
   void Run(const void* a, const void* b, const void* bias, void* c, Scratch* scratchpad);
   // oneDNN's name of the kernel; "brg:..." are the fast ones.
   const std::string& implementation() const;
@@ -66,9 +67,10 @@ class Product {
   std::unique_ptr<Impl> impl_;
 };
 
-// oneDNN 2.6 lets threads share the sum over k of a product with transposed A, large k and fewer
-// blocks of 64 columns than threads; the order of that sum then depends on their number.
-bool SplitsOverK(const ProductKey& key);
+// The most threads up to key.threads that share a product without changing its bits: oneDNN 2.6
+// splits the sum over k of a product with transposed A and large k (from 2,048 on) among its
+// threads where they are more than the blocks of 64 columns.
+int ThreadsThatKeepBits(const ProductKey& key);
 
 // What one thread needs for its products. Not thread-safe.
 class ProductContext {

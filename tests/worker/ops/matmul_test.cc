@@ -135,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Shape{1, 1, 1}, Shape{3, 5, 7}, Shape{17, 33, 65}, Shape{128, 64, 96},
                     Shape{129, 257, 131}, Shape{1, 300, 40}, Shape{200, 1, 70},
                     // Past one panel of k, and where oneDNN would split the sum over k.
-                    Shape{8, 16, 2100}, Shape{64, 64, 2048}, Shape{2, 3, 5000}),
+                    Shape{8, 16, 2100}, Shape{64, 64, 2048}, Shape{2, 3, 5000}, Shape{5, 128, 2048},
+                    Shape{3, 190, 4096}),
     [](const auto& param) {
       const Shape& s = param.param;
       return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
