@@ -1,0 +1,125 @@
+// zeroshard-coordinator: assigns ranks, tracks barriers and steps, keeps jobs over restarts.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "common/clock.h"
+#include "common/exit_codes.h"
+#include "common/files.h"
+#include "common/grpc_server.h"
+#include "common/log.h"
+#include "common/metrics_server.h"
+#include "common/signals.h"
+#include "common/version.h"
+#include "coordinator/core/sqlite_log.h"
+#include "coordinator/service/cluster_service.h"
+#include "coordinator/service/jobs_service.h"
+
+namespace zeroshard::coordinator {
+namespace {
+
+struct Flags {
+  std::string listen = "127.0.0.1:7070";
+  std::string metrics_listen = "127.0.0.1:7071";
+  std::string data_dir = "zeroshard-data";
+  std::string port_file;
+  double heartbeat_interval = 1.0;
+  double member_timeout = 10.0;
+};
+
+absl::Status Serve(const Flags& flags, ShutdownSignal& shutdown) {
+  if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
+  auto log = SqliteLog::Open(flags.data_dir + "/coordinator.db");
+  if (!log.ok()) return log.status();
+  auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");
+  if (!metrics.ok()) return metrics.status();
+
+  std::mutex mutex;
+  absl::Status fatal;
+  Engine::Options options;
+  options.core.heartbeat_interval = absl::Seconds(flags.heartbeat_interval);
+  options.core.member_timeout = absl::Seconds(flags.member_timeout);
+  options.data_dir = flags.data_dir;
+  options.clock = &SystemClock::Get();
+  options.registry = (*metrics)->registry().get();
+  options.on_fatal = [&](const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mutex);
+    fatal = status;
+    shutdown.Trigger();
+  };
+  auto engine = Engine::Start(options, *std::move(log));
+  if (!engine.ok()) return engine.status();
+  ClusterService cluster(engine->get());
+  JobsService jobs(engine->get());
+  auto server = GrpcServer::Start({flags.listen, {&cluster, &jobs}});
+  if (!server.ok()) return server.status();
+  LogInfo("listening on ", (*server)->address(), ", metrics on http://", (*metrics)->address(),
+          "/metrics, data in ", flags.data_dir);
+  if (!flags.port_file.empty()) {
+    absl::Status written =
+        WritePortFile(flags.port_file, {(*server)->address(), (*metrics)->address(), getpid()});
+    if (!written.ok()) return written;
+  }
+  const int signal = shutdown.Wait();
+  LogInfo("ending, ", signal > 0 ? "as a signal asked" : "after an error",
+          "; jobs go on when a coordinator starts on the same data folder");
+  (*server)->SetServing(false);
+  (*engine)->Stop();
+  (*server)->Shutdown(absl::Seconds(2));
+  std::lock_guard<std::mutex> lock(mutex);
+  return fatal;
+}
+
+}  // namespace
+}  // namespace zeroshard::coordinator
+
+int main(int argc, char** argv) {
+  using namespace zeroshard;
+  ShutdownSignal shutdown;
+  SetLogComponent("coordinator");
+  coordinator::Flags flags;
+  CLI::App app(
+      "Coordinator of a ZeroShard cluster: workers and stores register here, clients submit jobs "
+      "here.\nEverything it must remember is in the data folder: after a crash, start it again on "
+      "the same\nfolder, and jobs go on.");
+  app.set_version_flag("--version", std::string("zeroshard-coordinator ") + kVersion);
+  app.add_option("--listen", flags.listen, "gRPC address; port 0 takes a free one")
+      ->capture_default_str();
+  app.add_option("--metrics-listen", flags.metrics_listen,
+                 "address of http://.../metrics; port 0 takes a free one")
+      ->capture_default_str();
+  app.add_option("--data-dir", flags.data_dir,
+                 "folder of the log (coordinator.db) and of jobs/<name>/{history.jsonl,logs}; one "
+                 "coordinator at a time")
+      ->capture_default_str();
+  app.add_option("--port-file", flags.port_file,
+                 "write the bound addresses there as JSON once they are served");
+  app.add_option("--heartbeat-interval", flags.heartbeat_interval,
+                 "seconds between a member's heartbeats")
+      ->check(CLI::Range(0.01, 60.0))
+      ->capture_default_str();
+  app.add_option("--member-timeout", flags.member_timeout,
+                 "seconds of silence after which a member is lost")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app.footer(
+      "Exit codes: 0 ended as asked, 1 failed, 2 wrong usage, 3 address in use, 4 data folder in "
+      "use.\nExample: zeroshard-coordinator --listen 0.0.0.0:7070 --metrics-listen 0.0.0.0:7071 "
+      "--data-dir /var/lib/zeroshard");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  if (flags.member_timeout < 2 * flags.heartbeat_interval) {
+    LogError("--member-timeout ", flags.member_timeout, " is less than two heartbeat intervals (",
+             flags.heartbeat_interval, "); one late heartbeat would lose a member");
+    return kExitUsage;
+  }
+  const absl::Status status = coordinator::Serve(flags, shutdown);
+  if (!status.ok()) LogError(status.message());
+  return ExitCodeFor(status);
+}

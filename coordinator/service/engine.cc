@@ -1,0 +1,365 @@
+#include "coordinator/service/engine.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/random_id.h"
+#include "coordinator/core/text.h"
+
+namespace zeroshard::coordinator {
+namespace {
+
+// Decisions that wait for the disk. At a thousand heartbeats a second this is more than a minute.
+constexpr size_t kMaxWork = 100000;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
+                                                      std::unique_ptr<DurableLog> log) {
+  absl::StatusOr<LoadedState> state = log->Load();
+  if (!state.ok()) return state.status();
+  std::unique_ptr<Engine> engine(new Engine(options));
+  engine->log_ = std::move(log);
+  engine->metrics_ = std::make_unique<Metrics>(options.registry);
+
+  // A name's folder is its newest run's.
+  std::map<std::string, const LoadedJob*> newest;
+  for (const auto& [run_id, job] : state->jobs) {
+    const LoadedJob*& entry = newest[job.job.spec.name()];
+    if (entry == nullptr || entry->job.order < job.job.order) entry = &job;
+  }
+  for (auto& [run_id, job] : state->jobs) {
+    const std::string& name = job.job.spec.name();
+    const bool live = !IsEnded(job.job.state);
+    if (live) {
+      if (absl::Status made = engine->files_.Prepare(name, run_id); !made.ok()) return made;
+    }
+    const std::string directory =
+        absl::StrCat("jobs/", name, newest[name] == &job ? "" : absl::StrCat("@", run_id));
+    absl::StatusOr<JobFiles::Ends> ends = engine->files_.Recover(directory, live);
+    if (!ends.ok()) return ends.status();
+    if (!ends->warning.empty()) LogWarning(ends->warning);
+    job.first = ends->first;
+    job.last = ends->last;
+  }
+
+  engine->core_ = std::make_unique<Core>(options.core, *std::move(state), RandomId());
+  Decision decision = engine->core_->Start(engine->Now());
+  engine->metrics_->SetTerm(engine->core_->term());
+  {
+    std::lock_guard<std::mutex> lock(engine->mutex_);
+    engine->Enqueue(std::move(decision));
+  }
+  engine->writer_ = std::thread([raw = engine.get()] { raw->WriterLoop(); });
+  engine->timer_ = std::thread([raw = engine.get()] { raw->TimerLoop(); });
+  return engine;
+}
+
+Engine::~Engine() { Stop(); }
+
+Moment Engine::Now() const {
+  return Moment{options_.clock->Now(), absl::ToUnixMillis(options_.clock->Wall())};
+}
+
+SessionId Engine::OpenSession(std::shared_ptr<SessionSink> sink) {
+  std::unique_lock<std::mutex> lock(peers_mutex_);
+  const SessionId id = next_session_++;
+  if (!closed_) {
+    sessions_[id] = std::move(sink);
+    return id;
+  }
+  lock.unlock();
+  sink->Close();
+  return id;
+}
+
+void Engine::MemberSays(SessionId session, v1::MemberMessage message) {
+  Post(MemberSaid{session, std::move(message)});
+}
+
+void Engine::SessionEnded(SessionId session) {
+  {
+    std::lock_guard<std::mutex> lock(peers_mutex_);
+    sessions_.erase(session);
+    // This process is going away, not the member: its next start must not find it lost.
+    if (closed_) return;
+  }
+  Post(SessionClosed{session});
+}
+
+RequestId Engine::Register(ReplyHandler handler) {
+  std::unique_lock<std::mutex> lock(peers_mutex_);
+  const RequestId id = next_request_++;
+  if (!closed_) {
+    calls_[id] = std::move(handler);
+    return id;
+  }
+  lock.unlock();
+  handler(Reply{id, absl::UnavailableError("the coordinator is shutting down"), "", 0});
+  return id;
+}
+
+bool Engine::Drop(RequestId request) {
+  {
+    std::lock_guard<std::mutex> lock(peers_mutex_);
+    if (calls_.erase(request) == 0) return false;
+  }
+  Post(RequestDropped{request});
+  return true;
+}
+
+void Engine::Post(Event event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_ || failed_) return;
+  Enqueue(core_->Decide(event, Now()));
+}
+
+void Engine::Enqueue(Decision decision) {
+  for (const Action& action : decision.actions) {
+    const RunChanged* changed = std::get_if<RunChanged>(&action);
+    if (changed == nullptr) continue;
+    const auto run = core_->runs().find(changed->run_id);
+    if (run != core_->runs().end() && IsEnded(run->second.job.state)) {
+      unsettled_.insert(changed->run_id);
+    }
+  }
+  work_.push_back(Work{std::move(decision), {}});
+  work_ready_.notify_one();
+  timer_changed_.notify_one();
+}
+
+void Engine::TimerLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    const absl::Duration left = core_->NextDeadline() - Now().now;
+    if (left > absl::ZeroDuration()) {
+      timer_changed_.wait_for(lock, absl::ToChronoNanoseconds(left));
+      continue;
+    }
+    if (failed_) return;
+    Enqueue(core_->Decide(Tick{}, Now()));
+  }
+}
+
+void Engine::WriterLoop() {
+  while (true) {
+    std::vector<Work> batch;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      work_ready_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+      if (work_.empty()) return;
+      if (work_.size() > kMaxWork) {
+        failed_ = true;
+        lock.unlock();
+        Fail(absl::ResourceExhaustedError(absl::StrCat("more than ", kMaxWork,
+                                                       " decisions wait for the disk of ",
+                                                       options_.data_dir, "; is it hanging?")));
+        return;
+      }
+      batch.assign(std::make_move_iterator(work_.begin()), std::make_move_iterator(work_.end()));
+      work_.clear();
+    }
+    if (!CarryOut(batch)) return;
+  }
+}
+
+bool Engine::CarryOut(std::vector<Work>& batch) {
+  std::vector<LogRecord> records;
+  for (Work& work : batch) {
+    std::move(work.decision.records.begin(), work.decision.records.end(),
+              std::back_inserter(records));
+  }
+  absl::Status status = log_->Append(records);
+  for (Work& work : batch) {
+    for (const std::string& reason : work.decision.reasons) LogInfo(reason);
+    for (Action& action : work.decision.actions) {
+      if (status.ok()) status = CarryOut(action);
+    }
+    if (const std::shared_ptr<Watcher> watcher = work.first_look.lock()) watcher->Notify();
+  }
+  if (status.ok()) {
+    CountMembers();
+    return true;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failed_ = true;
+  }
+  Fail(status);
+  return false;
+}
+
+void Engine::CountMembers() {
+  const absl::Duration now = options_.clock->Now();
+  if (now - members_counted_ < absl::Milliseconds(500)) return;
+  members_counted_ = now;
+  std::map<std::pair<std::string, std::string>, size_t> counts;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [name, member] : core_->members().all()) {
+      const char* kind = member.hello.kind() == v1::MEMBER_KIND_STORE ? "store" : "worker";
+      const char* state = member.lost                                ? "lost"
+                          : member.assignment || member.says_running ? "running"
+                                                                     : "idle";
+      ++counts[{kind, state}];
+    }
+  }
+  metrics_->SetMembers(counts);
+  metrics_->Expire(now);
+}
+
+absl::Status Engine::CarryOut(Action& action) {
+  if (auto* send = std::get_if<SendToSession>(&action)) {
+    std::shared_ptr<SessionSink> sink;
+    {
+      std::lock_guard<std::mutex> lock(peers_mutex_);
+      const auto found = sessions_.find(send->session);
+      if (found != sessions_.end()) sink = found->second;
+    }
+    if (sink) sink->Send(std::move(send->message));
+  } else if (auto* close = std::get_if<CloseSession>(&action)) {
+    std::shared_ptr<SessionSink> sink;
+    {
+      std::lock_guard<std::mutex> lock(peers_mutex_);
+      const auto found = sessions_.find(close->session);
+      if (found != sessions_.end()) sink = found->second;
+    }
+    if (sink) sink->Close();
+  } else if (auto* reply = std::get_if<Reply>(&action)) {
+    ReplyHandler handler;
+    {
+      std::lock_guard<std::mutex> lock(peers_mutex_);
+      const auto found = calls_.find(reply->request);
+      if (found != calls_.end()) {
+        handler = std::move(found->second);
+        calls_.erase(found);
+      }
+    }
+    if (handler) handler(*reply);
+  } else if (auto* folder = std::get_if<PrepareFolder>(&action)) {
+    return files_.Prepare(folder->job, folder->run_id);
+  } else if (auto* history = std::get_if<AppendHistory>(&action)) {
+    absl::Status status = files_.AppendHistory(history->job, history->run_id, history->records);
+    if (status.ok()) metrics_->SetStep(history->job, history->records.back());
+    return status;
+  } else if (auto* text = std::get_if<AppendLog>(&action)) {
+    const absl::Status status = files_.AppendLog(text->job, text->run_id, text->rank, text->lines);
+    if (!status.ok()) LogWarning("a job's log lines are lost: ", status.message());
+    NotifyWatchers(text->run_id);
+  } else if (auto* changed = std::get_if<RunChanged>(&action)) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = unsettled_.find(changed->run_id);
+      if (found != unsettled_.end()) unsettled_.erase(found);
+    }
+    NotifyWatchers(changed->run_id);
+  } else if (auto* measure = std::get_if<Measure>(&action)) {
+    metrics_->Apply(*measure, options_.clock->Now());
+  }
+  return absl::OkStatus();
+}
+
+void Engine::NotifyWatchers(const std::string& run_id) {
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    std::lock_guard<std::mutex> lock(peers_mutex_);
+    const auto [begin, end] = watchers_.equal_range(run_id);
+    for (auto it = begin; it != end; ++it) watchers.push_back(it->second);
+  }
+  for (const std::shared_ptr<Watcher>& watcher : watchers) watcher->Notify();
+}
+
+void Engine::Fail(const absl::Status& status) {
+  LogError("cannot go on: ", status.message());
+  if (options_.on_fatal) options_.on_fatal(status);
+}
+
+v1::JobStatus Engine::WithPath(v1::JobStatus status) const {
+  status.set_directory(files_.Path(status.directory()));
+  return status;
+}
+
+absl::StatusOr<Engine::View> Engine::Look(const std::string& job) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::StatusOr<v1::JobStatus> status = core_->Status(job, Now());
+  if (!status.ok()) return status.status();
+  View view;
+  view.settled = IsEnded(status->state()) && !unsettled_.contains(status->run_id());
+  view.status = WithPath(*std::move(status));
+  return view;
+}
+
+std::vector<v1::JobStatus> Engine::List() const {
+  std::vector<v1::JobStatus> jobs;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    jobs = core_->List();
+  }
+  for (v1::JobStatus& job : jobs) job = WithPath(std::move(job));
+  return jobs;
+}
+
+v1::NodesResponse Engine::Nodes() const {
+  v1::NodesResponse response;
+  std::lock_guard<std::mutex> lock(mutex_);
+  response.set_term(core_->term());
+  response.set_cluster_id(core_->cluster_id());
+  for (v1::Node& node : core_->Nodes(Now())) *response.add_nodes() = std::move(node);
+  return response;
+}
+
+uint64_t Engine::term() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return core_->term();
+}
+
+void Engine::Watch(const std::string& run_id, std::shared_ptr<Watcher> watcher) {
+  const std::weak_ptr<Watcher> weak = watcher;
+  {
+    std::lock_guard<std::mutex> lock(peers_mutex_);
+    watchers_.emplace(run_id, std::move(watcher));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  work_.push_back(Work{{}, weak});
+  work_ready_.notify_one();
+}
+
+void Engine::Unwatch(const std::string& run_id, const Watcher* watcher) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  const auto [begin, end] = watchers_.equal_range(run_id);
+  for (auto it = begin; it != end; ++it) {
+    if (it->second.get() != watcher) continue;
+    watchers_.erase(it);
+    return;
+  }
+}
+
+void Engine::Stop() {
+  std::map<SessionId, std::shared_ptr<SessionSink>> sessions;
+  std::map<RequestId, ReplyHandler> calls;
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    std::lock_guard<std::mutex> lock(peers_mutex_);
+    closed_ = true;
+    sessions.swap(sessions_);
+    calls.swap(calls_);
+    for (const auto& [run_id, watcher] : watchers_) watchers.push_back(watcher);
+  }
+  for (const auto& [id, handler] : calls) {
+    handler(Reply{id, absl::UnavailableError("the coordinator is shutting down"), "", 0});
+  }
+  for (const auto& [id, sink] : sessions) sink->Close();
+  for (const std::shared_ptr<Watcher>& watcher : watchers) watcher->Close();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    work_ready_.notify_all();
+    timer_changed_.notify_all();
+  }
+  if (writer_.joinable()) writer_.join();
+  if (timer_.joinable()) timer_.join();
+}
+
+}  // namespace zeroshard::coordinator

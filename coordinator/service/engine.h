@@ -1,0 +1,145 @@
+// Drives the core: events in from any thread, decisions out in order. One mutex around the core; a
+// writer thread makes decisions durable and carries them out; a timer thread sends ticks.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "coordinator/core/core.h"
+#include "coordinator/service/job_files.h"
+#include "coordinator/service/metrics.h"
+
+namespace zeroshard::coordinator {
+
+// One member's stream, as the engine sees it. Thread-safe; never calls back into the engine from
+// these.
+class SessionSink {
+ public:
+  virtual ~SessionSink() = default;
+  virtual void Send(v1::CoordinatorMessage message) = 0;
+  virtual void Close() = 0;
+};
+
+// Told that a run has something new to see. Thread-safe.
+class Watcher {
+ public:
+  virtual ~Watcher() = default;
+  virtual void Notify() = 0;
+  // The coordinator ends: finish now.
+  virtual void Close() = 0;
+};
+
+// Thread-safe.
+class Engine {
+ public:
+  struct Options {
+    CoreOptions core;
+    std::string data_dir;
+    Clock* clock = nullptr;                    // outlives the engine
+    prometheus::Registry* registry = nullptr;  // likewise
+    // Called once when the engine cannot go on: the log or a history cannot be written. The process
+    // must end with this error. From the writer thread.
+    std::function<void(const absl::Status&)> on_fatal;
+  };
+  using ReplyHandler = std::function<void(const Reply&)>;
+
+  // Loads what the log holds, raises the term, takes up live jobs. Errors of the log.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(const Options& options,
+                                                       std::unique_ptr<DurableLog> log);
+  ~Engine();
+
+  // --- members ---
+  SessionId OpenSession(std::shared_ptr<SessionSink> sink);
+  void MemberSays(SessionId session, v1::MemberMessage message);
+  void SessionEnded(SessionId session);
+
+  // --- calls: `event` gets its request id here; `handler` is called exactly once unless the call
+  // is dropped first ---
+  template <typename E>
+  RequestId Call(E event, ReplyHandler handler) {
+    const RequestId id = Register(std::move(handler));
+    event.request = id;
+    Post(std::move(event));
+    return id;
+  }
+  // The caller gave up. True if the handler was not called and never will be.
+  bool Drop(RequestId request);
+
+  // --- views ---
+  struct View {
+    v1::JobStatus status;  // its directory is a path that can be opened
+    // An ended run of which everything is on disk and told.
+    bool settled = false;
+  };
+  absl::StatusOr<View> Look(const std::string& job) const;
+  std::vector<v1::JobStatus> List() const;
+  v1::NodesResponse Nodes() const;
+  uint64_t term() const;
+
+  // `watcher` is notified once soon, after everything decided so far was carried out, and then at
+  // every change of the run.
+  void Watch(const std::string& run_id, std::shared_ptr<Watcher> watcher);
+  void Unwatch(const std::string& run_id, const Watcher* watcher);
+
+  // Answers every call with UNAVAILABLE, closes every stream, and stops the threads once all that
+  // was decided is carried out.
+  void Stop();
+
+ private:
+  struct Work {
+    Decision decision;
+    std::weak_ptr<Watcher> first_look;
+  };
+
+  explicit Engine(const Options& options) : options_(options), files_(options.data_dir) {}
+  Moment Now() const;
+  RequestId Register(ReplyHandler handler);
+  void Post(Event event);
+  void Enqueue(Decision decision);  // with mutex_ held
+  void WriterLoop();
+  void TimerLoop();
+  bool CarryOut(std::vector<Work>& batch);
+  void CountMembers();
+  absl::Status CarryOut(Action& action);
+  void NotifyWatchers(const std::string& run_id);
+  void Fail(const absl::Status& status);
+  v1::JobStatus WithPath(v1::JobStatus status) const;
+
+  const Options options_;
+  JobFiles files_;                                              // the writer thread's
+  std::unique_ptr<DurableLog> log_;                             // likewise
+  std::unique_ptr<Metrics> metrics_;                            // likewise
+  absl::Duration members_counted_ = -absl::InfiniteDuration();  // likewise
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_ready_;
+  std::condition_variable timer_changed_;
+  std::unique_ptr<Core> core_;
+  std::deque<Work> work_;
+  std::multiset<std::string> unsettled_;  // ended runs whose end is not yet carried out
+  bool stopping_ = false;
+  bool failed_ = false;
+
+  std::mutex peers_mutex_;  // never held together with mutex_
+  SessionId next_session_ = 1;
+  RequestId next_request_ = 1;
+  std::map<SessionId, std::shared_ptr<SessionSink>> sessions_;
+  std::map<RequestId, ReplyHandler> calls_;
+  std::multimap<std::string, std::shared_ptr<Watcher>> watchers_;
+  bool closed_ = false;
+
+  std::thread writer_;
+  std::thread timer_;
+};
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,128 @@
+#include "coordinator/service/metrics.h"
+
+namespace zeroshard::coordinator {
+namespace {
+
+const prometheus::Histogram::BucketBoundaries kRecoveryBuckets = {0.5, 1,  2,   5,   10,
+                                                                  20,  60, 120, 300, 600};
+const prometheus::Histogram::BucketBoundaries kBarrierBuckets = {0.001, 0.01, 0.1, 0.5, 1,
+                                                                 5,     10,   30,  60,  120};
+
+template <typename Builder>
+auto& Register(Builder builder, const char* name, const char* help,
+               prometheus::Registry* registry) {
+  return builder.Name(name).Help(help).Register(*registry);
+}
+
+}  // namespace
+
+Metrics::Metrics(prometheus::Registry* registry)
+    : loss_(Register(prometheus::BuildGauge(), "zeroshard_job_loss",
+                     "Mean loss of the last committed step of a job that has not ended.",
+                     registry)),
+      committed_(Register(prometheus::BuildGauge(), "zeroshard_job_committed_step",
+                          "Last committed step of a job that has not ended.", registry)),
+      steps_lost_(Register(prometheus::BuildCounter(), "zeroshard_job_steps_lost_total",
+                           "Committed steps that a job had to do again.", registry)),
+      nonfinite_(Register(prometheus::BuildCounter(), "zeroshard_job_nonfinite_total",
+                          "Steps that failed because a loss or gradient was not finite.",
+                          registry)),
+      recovery_(Register(prometheus::BuildHistogram(), "zeroshard_job_recovery_seconds",
+                         "From the loss of a member until the job goes on.", registry)),
+      members_(Register(prometheus::BuildGauge(), "zeroshard_coordinator_members",
+                        "Members by kind and state.", registry)),
+      term_(Register(prometheus::BuildGauge(), "zeroshard_coordinator_term",
+                     "The coordinator's term; it grows with every start.", registry)
+                .Add({})),
+      barrier_(Register(prometheus::BuildHistogram(), "zeroshard_coordinator_barrier_seconds",
+                        "From the first arrival at a barrier until the last.", registry)
+                   .Add({}, kBarrierBuckets)) {
+  SetMembers({});
+}
+
+void Metrics::Apply(const Measure& measure, absl::Duration now) {
+  if (measure.kind == MetricKind::kBarrierSeconds) {
+    barrier_.Observe(measure.value);
+    return;
+  }
+  if (measure.kind == MetricKind::kJobStarted) {
+    if (const auto old = lingering_.find(measure.job); old != lingering_.end()) {
+      nonfinite_.Remove(old->second.second);
+      lingering_.erase(old);
+    }
+    if (jobs_.contains(measure.job)) return;
+    const prometheus::Labels labels = {{"job", measure.job}};
+    Series& series = jobs_[measure.job];
+    series.committed = &committed_.Add(labels);
+    series.steps_lost = &steps_lost_.Add(labels);
+    series.nonfinite = &nonfinite_.Add(labels);
+    series.recovery = &recovery_.Add(labels, kRecoveryBuckets);
+    return;
+  }
+  const auto found = jobs_.find(measure.job);
+  if (found == jobs_.end()) return;
+  Series& series = found->second;
+  switch (measure.kind) {
+    case MetricKind::kNonFinite:
+      series.nonfinite->Increment();
+      break;
+    case MetricKind::kStepsLost:
+      series.steps_lost->Increment(measure.value);
+      break;
+    case MetricKind::kRecoverySeconds:
+      series.recovery->Observe(measure.value);
+      break;
+    case MetricKind::kJobEnded:
+      if (series.nonfinite->Value() > 0) {
+        lingering_[measure.job] = {now + kLinger, series.nonfinite};
+        series.nonfinite = nullptr;
+      }
+      Remove(measure.job, series);
+      jobs_.erase(found);
+      break;
+    default:
+      break;
+  }
+}
+
+void Metrics::Remove(const std::string& job, Series& series) {
+  if (series.loss != nullptr) loss_.Remove(series.loss);
+  if (series.nonfinite != nullptr) nonfinite_.Remove(series.nonfinite);
+  committed_.Remove(series.committed);
+  steps_lost_.Remove(series.steps_lost);
+  recovery_.Remove(series.recovery);
+}
+
+void Metrics::SetStep(const std::string& job, const v1::StepRecord& record) {
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return;
+  Series& series = found->second;
+  if (series.loss == nullptr) series.loss = &loss_.Add({{"job", job}});
+  series.loss->Set(record.loss());
+  series.committed->Set(static_cast<double>(record.step()));
+}
+
+void Metrics::SetMembers(const std::map<std::pair<std::string, std::string>, size_t>& counts) {
+  for (const char* kind : {"worker", "store"}) {
+    for (const char* state : {"idle", "running", "lost"}) {
+      const auto found = counts.find({kind, state});
+      members_.Add({{"kind", kind}, {"state", state}})
+          .Set(found == counts.end() ? 0 : static_cast<double>(found->second));
+    }
+  }
+}
+
+void Metrics::SetTerm(uint64_t term) { term_.Set(static_cast<double>(term)); }
+
+void Metrics::Expire(absl::Duration now) {
+  for (auto it = lingering_.begin(); it != lingering_.end();) {
+    if (now >= it->second.first) {
+      nonfinite_.Remove(it->second.second);
+      it = lingering_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+}  // namespace zeroshard::coordinator
