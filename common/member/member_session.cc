@@ -44,9 +44,9 @@ absl::Status MemberSession::WaitWelcome(absl::Duration timeout) {
   if (welcomed_changed_.wait_for(lock, wait, [this] { return ever_welcomed_; })) {
     return absl::OkStatus();
   }
-  return absl::DeadlineExceededError(absl::StrCat("no coordinator at ", options_.coordinator,
-                                                  " has accepted this member yet: ",
-                                                  last_error_.message()));
+  return absl::DeadlineExceededError(
+      absl::StrCat("no coordinator at ", options_.coordinator,
+                   " has accepted this member yet: ", last_error_.message()));
 }
 
 void MemberSession::Leave(const std::string& reason, absl::Duration timeout) {
@@ -73,20 +73,6 @@ bool MemberSession::connected() const {
 void MemberSession::Poke() {
   poked_ = true;
   wakeup_->Notify();
-}
-
-void MemberSession::ReportUnreachable(const v1::Fence& fence, uint32_t peer_rank,
-                                      const std::string& reason) {
-  v1::MemberMessage message;
-  *message.mutable_unreachable()->mutable_running() = fence;
-  message.mutable_unreachable()->set_peer_rank(peer_rank);
-  message.mutable_unreachable()->set_reason(reason);
-  std::shared_ptr<SessionStream> stream;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (welcomed_) stream = stream_;
-  }
-  if (stream != nullptr) stream->Send(std::move(message));
 }
 
 void MemberSession::Main() {
@@ -148,12 +134,10 @@ void MemberSession::ServeStream() {
                           [this](const v1::CoordinatorMessage& message) { Receive(message); });
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stream_ = stream;
     heard_ = Steady::now();
   }
   BeatUntilEnded(stream);
   std::lock_guard<std::mutex> lock(mutex_);
-  stream_.reset();
   last_error_ = stream->status();
 }
 

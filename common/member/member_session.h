@@ -67,8 +67,6 @@ class MemberSession {
   void Poke();
   // Lines for the job's log; may be shared with a log sink that outlives the session.
   const std::shared_ptr<LogQueue>& log_queue() const { return log_queue_; }
-  // Best effort, if connected.
-  void ReportUnreachable(const v1::Fence& fence, uint32_t peer_rank, const std::string& reason);
 
  private:
   void Main();
@@ -89,8 +87,7 @@ class MemberSession {
   mutable std::mutex mutex_;
   std::condition_variable welcomed_changed_;
   std::string incarnation_;
-  std::shared_ptr<SessionStream> stream_;  // the connection now, if any
-  bool welcomed_ = false;                  // on this connection
+  bool welcomed_ = false;  // on this connection
   bool ever_welcomed_ = false;
   bool refused_ = false;
   bool fenced_ = false;

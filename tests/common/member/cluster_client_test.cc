@@ -1,0 +1,129 @@
+// The unary calls ride out a coordinator that is away, and end when they are told to.
+#include "common/member/cluster_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/common/member/fake_cluster.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+v1::Fence Rank(uint32_t rank) {
+  v1::Fence fence;
+  fence.set_run_id("a-1");
+  fence.set_rank(rank);
+  return fence;
+}
+
+v1::StepRecord Step(uint64_t step) {
+  v1::StepRecord record;
+  record.set_step(step);
+  return record;
+}
+
+TEST(ClusterClientTest, AKeyReachesWhoeverWaitsForIt) {
+  FakeCluster cluster;
+  ClusterClient client(cluster.address());
+  absl::StatusOr<std::string> got;
+  std::thread reader([&] { got = client.GetKey(Rank(1), "addr/0", absl::Seconds(30), nullptr); });
+  EXPECT_TRUE(
+      client.PutKey(Rank(0), "addr/0", std::string("a\0b", 3), absl::Seconds(30), nullptr).ok());
+  reader.join();
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(*got, std::string("a\0b", 3));
+  EXPECT_EQ(client.PutKey(Rank(0), "addr/0", "other", absl::Seconds(30), nullptr).code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+TEST(ClusterClientTest, ACallWaitsForACoordinatorThatComesBack) {
+  FakeCluster cluster;
+  cluster.Stop();
+  ClusterClient client(cluster.address());
+  absl::Status status;
+  std::thread reporter(
+      [&] { status = client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), nullptr); });
+  cluster.Start();
+  reporter.join();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(cluster.Await([](const auto& state) { return state.steps.size() == 1; }));
+}
+
+TEST(ClusterClientTest, ABarrierSurvivesARestartOfTheCoordinator) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) { state.world = 2; });
+  ClusterClient client(cluster.address());
+  absl::Status first;
+  std::thread arrival(
+      [&] { first = client.Barrier(Rank(0), "start", absl::Seconds(30), nullptr); });
+  ASSERT_TRUE(cluster.Await([](const auto& state) { return state.barriers.count("start") > 0; }));
+  cluster.Stop();
+  cluster.With([](auto& state) { state.barriers.clear(); });  // it remembers nothing
+  cluster.Start();
+  EXPECT_TRUE(client.Barrier(Rank(1), "start", absl::Seconds(30), nullptr).ok());
+  arrival.join();
+  EXPECT_TRUE(first.ok()) << first;
+}
+
+TEST(ClusterClientTest, TheDeadlineHoldsWhileNobodyAnswersAndTheMessageSaysWho) {
+  FakeCluster cluster;
+  cluster.Stop();
+  ClusterClient client(cluster.address());
+  const absl::Status status = client.Barrier(Rank(0), "start", absl::Milliseconds(200), nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("barrier start"), HasSubstr(cluster.address())));
+}
+
+TEST(ClusterClientTest, TheCoordinatorsOwnDeadlineMessageIsPassedOn) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) { state.world = 2; });
+  ClusterClient client(cluster.address());
+  const absl::Status status = client.Barrier(Rank(0), "start", absl::Milliseconds(50), nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "barrier start: missing rank 1");
+}
+
+TEST(ClusterClientTest, AStaleFenceIsNotTriedAgain) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) {
+    state.report_steps_status = {grpc::StatusCode::FAILED_PRECONDITION, "generation 2 is current"};
+  });
+  ClusterClient client(cluster.address());
+  const absl::Status status =
+      client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), nullptr);
+  EXPECT_EQ(status, absl::FailedPreconditionError("generation 2 is current"));
+}
+
+TEST(ClusterClientTest, CancellationEndsACallAtTheCoordinator) {
+  FakeCluster cluster;
+  ClusterClient client(cluster.address());
+  Cancellation cancellation;
+  absl::StatusOr<std::string> got;
+  std::thread reader(
+      [&] { got = client.GetKey(Rank(0), "never", absl::InfiniteDuration(), &cancellation); });
+  cancellation.Cancel(absl::CancelledError("told to stop"));
+  reader.join();
+  EXPECT_EQ(got.status(), absl::CancelledError("told to stop"));
+}
+
+TEST(ClusterClientTest, CancellationEndsTheWaitForACoordinatorThatIsAway) {
+  FakeCluster cluster;
+  cluster.Stop();
+  ClusterClient client(cluster.address());
+  Cancellation cancellation;
+  absl::Status status;
+  std::thread reporter([&] {
+    status = client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), &cancellation);
+  });
+  cancellation.Cancel(absl::CancelledError("told to stop"));
+  reporter.join();
+  EXPECT_EQ(status, absl::CancelledError("told to stop"));
+}
+
+}  // namespace
+}  // namespace zeroshard

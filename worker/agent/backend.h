@@ -1,0 +1,29 @@
+// What a job's rank is made of. The worker builds it anew for each job, so that everything is given
+// back in between; tests put their own parts in.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/ops/ops.h"
+#include "worker/train/trainer.h"
+
+namespace zeroshard {
+
+struct WorkerBackend {
+  std::function<std::unique_ptr<Device>()> make_device;
+  std::function<std::unique_ptr<Ops>()> make_ops;
+  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const GlooOptions&, Rendezvous*,
+                                                              Device*)>
+      make_communicator;
+  std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
+};
+
+// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend.
+absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads);
+
+}  // namespace zeroshard

@@ -1,0 +1,304 @@
+#include "worker/agent/job_run.h"
+
+#include <chrono>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/blamed_rank.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "worker/agent/cluster_rendezvous.h"
+
+namespace zeroshard {
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+// How long a failed rank tries to say why before it hangs up on the others, and how long a stopped
+// one tries to say that it is out.
+constexpr absl::Duration kFirstWord = absl::Seconds(2);
+constexpr absl::Duration kStepLine = absl::Seconds(5);  // between two lines about steps in the log
+
+template <typename Call>
+auto Guarded(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "out of memory on this host; use more workers, a higher ZeRO stage, a smaller "
+        "train_micro_batch_size_per_gpu or activation_checkpointing");
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("unexpected exception: ", error.what()));
+  }
+}
+
+struct EndOfWaits {
+  Cancellation* waits;
+  ~EndOfWaits() { waits->Cancel(absl::CancelledError("the run is over")); }
+};
+
+}  // namespace
+
+// In the order in which they are built; given back in the opposite order.
+struct JobRun::Parts {
+  WorkerMetrics* metrics = nullptr;
+  std::unique_ptr<TokenDataset> data;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<Trainer> trainer;
+  ~Parts() { metrics->End(); }  // before what it reads goes
+};
+
+class JobRun::Observer : public TrainObserver {
+ public:
+  Observer(JobRun* run, const TokenDataset* data, ReportQueue* reports)
+      : run_(run), data_(data), reports_(reports) {}
+
+  void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) override {
+    run_->step_ = step;
+    run_->Enter(NameOf(phase));
+    if (!data_->status().ok()) run_->stop_ = true;  // before the samples it spoiled are used
+  }
+  void OnStep(const v1::StepRecord& record) override {
+    ++run_->advances_;
+    if (reports_ == nullptr) return;
+    reports_->Push(record);
+    const auto now = Steady::now();
+    const bool last = record.step() == run_->assign_.spec().steps();
+    if (!first_ && !last && absl::FromChrono(now - line_) < kStepLine) return;
+    first_ = false;
+    line_ = now;
+    LogInfo(absl::StrFormat("step %u of %u: loss %.4f, gradient norm %.3f, %.0f tokens/s",
+                            record.step(), run_->assign_.spec().steps(), record.loss(),
+                            record.grad_norm(),
+                            record.seconds() > 0 ? record.tokens() / record.seconds() : 0.0));
+  }
+  bool ShouldHold() override { return reports_ != nullptr && reports_->ShouldHold(); }
+
+ private:
+  JobRun* const run_;
+  const TokenDataset* const data_;
+  ReportQueue* const reports_;  // rank 0's
+  bool first_ = true;
+  Steady::time_point line_;
+};
+
+JobRun::JobRun(const JobRunContext& context, v1::Assign assign, v1::Fence fence)
+    : context_(context),
+      assign_(std::move(assign)),
+      fence_(std::move(fence)),
+      step_(assign_.first_step()) {}
+
+void JobRun::Run() {
+  LogInfo("job ", assign_.job(), " (run ", assign_.run_id(), ", generation ", assign_.generation(),
+          "): rank ", assign_.rank(), " of ", assign_.world_size());
+  std::string digest;
+  const absl::Status status = Train(&digest);
+  Enter("waiting");
+  if (status.ok()) {
+    LogInfo("job ", assign_.job(), ": done, weights ", digest);
+  } else {
+    LogWarning("job ", assign_.job(), ": ended: ", absl::StatusCodeToString(status.code()), ": ",
+               status.message());
+  }
+  if (end_sent_ || SendEnd(status, digest, absl::InfiniteDuration(), &last_word_)) {
+    return;
+  }
+  Cancellation none;
+  SendEnd(status, digest, kFirstWord, &none);
+}
+
+void JobRun::Stop(const std::string& reason) {
+  const absl::Status status = absl::CancelledError(reason);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_.ok()) return;
+    stopped_ = status;
+  }
+  stop_ = true;
+  waits_.Cancel(status);
+  last_word_.Cancel(status);
+  std::lock_guard<std::mutex> lock(comm_mutex_);
+  if (comm_ != nullptr) comm_->Abort(reason);
+}
+
+v1::Progress JobRun::progress() const {
+  v1::Progress progress;
+  progress.set_step(step_);
+  progress.set_phase(phase_.load());
+  progress.set_advances(advances_);
+  return progress;
+}
+
+absl::Status JobRun::Train(std::string* digest) {
+  Parts parts;
+  parts.metrics = context_.metrics;
+  context_.metrics->Begin(assign_.job(), assign_.rank(), assign_.spec().zero_optimization().stage(),
+                          &barrier_nanoseconds_);
+  absl::Status status = Guarded([&]() -> absl::Status {
+    ZS_RETURN_IF_ERROR(Prepare(&parts));
+    return TrainWith(&parts, digest);
+  });
+  if (!status.ok()) {
+    if (absl::Status stopped = Stopped(); !stopped.ok()) status = stopped;
+    // When this rank hangs up, the others report that it is gone: the coordinator should hear the
+    // cause first.
+    if (Stopped().ok()) end_sent_ = SendEnd(status, "", kFirstWord, &last_word_);
+    waits_.Cancel(status);
+    if (parts.comm != nullptr) parts.comm->Abort(std::string(status.message()));
+  }
+  std::lock_guard<std::mutex> lock(comm_mutex_);
+  comm_ = nullptr;
+  return status;
+}
+
+absl::Status JobRun::Prepare(Parts* parts) {
+  ZS_RETURN_IF_ERROR(CheckAssignment());
+  const v1::JobSpec& spec = assign_.spec();
+  const absl::Duration start = absl::Seconds(spec.timeouts().start_seconds());
+  ZS_ASSIGN_OR_RETURN(parts->data, TokenDataset::Open(spec.data(), spec.model().sequence_length(),
+                                                      spec.model().vocab_size()));
+  ++advances_;
+  ZS_RETURN_IF_ERROR(Stopped());
+  parts->device = context_.backend->make_device();
+  context_.metrics->SetMemory(&parts->device->memory());
+  parts->ops = context_.backend->make_ops();
+
+  ClusterRendezvous rendezvous(context_.client, fence_, start, &waits_);
+  ZS_RETURN_IF_ERROR(CompareData(parts->data->token_count(), &rendezvous));
+  GlooOptions options;
+  options.rank = static_cast<int>(assign_.rank());
+  options.size = static_cast<int>(assign_.world_size());
+  options.host = context_.host;
+  options.connect_timeout = start;
+  options.operation_timeout = absl::Seconds(spec.timeouts().collective_seconds());
+  ZS_ASSIGN_OR_RETURN(
+      parts->comm, context_.backend->make_communicator(options, &rendezvous, parts->device.get()));
+  context_.metrics->SetTraffic(&parts->comm->traffic());
+  {
+    std::lock_guard<std::mutex> lock(comm_mutex_);
+    comm_ = parts->comm.get();
+  }
+  ZS_RETURN_IF_ERROR(Stopped());  // a Stop before this did not see the communicator
+  ++advances_;
+
+  TrainerOptions trainer;
+  trainer.spec = spec;
+  trainer.first_step = assign_.first_step();
+  trainer.device = parts->device.get();
+  trainer.ops = parts->ops.get();
+  trainer.comm = parts->comm.get();
+  trainer.data = parts->data.get();
+  ZS_ASSIGN_OR_RETURN(parts->trainer, context_.backend->make_trainer(trainer));
+  context_.metrics->SetTrain(&parts->trainer->counters());
+  ++advances_;
+  return absl::OkStatus();
+}
+
+absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
+  const v1::TimeoutSpec& timeouts = assign_.spec().timeouts();
+  ZS_RETURN_IF_ERROR(Barrier("start", timeouts.start_seconds()));
+  std::unique_ptr<ReportQueue> reports;
+  if (assign_.rank() == 0) {
+    reports = std::make_unique<ReportQueue>(
+        context_.client, fence_, &waits_, [this](const absl::Status& status) {
+          // Unblocks the trainer; Flush says why.
+          Stop(absl::StrCat("the coordinator refused a step report: ", status.message()));
+        });
+  }
+  // Whatever happens here, the queue's thread does not stay behind in a call.
+  const EndOfWaits end_of_waits{&waits_};
+  Observer observer(this, parts->data.get(), reports.get());
+  absl::Status status = Guarded([&] { return parts->trainer->Run(&observer, stop_); });
+  if (!parts->data->status().ok()) status = parts->data->status();
+  if (status.ok()) {
+    auto weights = Guarded([&] { return parts->trainer->WeightsDigest(); });
+    status = weights.status();
+    if (status.ok()) *digest = *std::move(weights);
+  }
+  if (status.ok()) status = Barrier("finish", timeouts.step_seconds());
+  if (reports != nullptr) {
+    Enter("waiting");
+    const absl::Status flushed =
+        reports->Flush(status.ok() ? absl::InfiniteDuration() : kFirstWord);
+    if (status.ok()) status = flushed;
+  }
+  return status;
+}
+
+absl::Status JobRun::CheckAssignment() const {
+  if (assign_.world_size() == 0 || assign_.rank() >= assign_.world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("assigned rank ", assign_.rank(), " of ", assign_.world_size(), " ranks"));
+  }
+  if (assign_.first_step() != 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("asked to go on at step ", assign_.first_step(),
+                     ", but this version has no checkpoints to go on from; submit the job again"));
+  }
+  const v1::TimeoutSpec& timeouts = assign_.spec().timeouts();
+  if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
+      timeouts.collective_seconds() == 0) {
+    return absl::InvalidArgumentError("the assigned specification has no timeouts");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobRun::CompareData(int64_t tokens, Rendezvous* rendezvous) {
+  if (assign_.world_size() == 1) return absl::OkStatus();
+  const std::string key = "data/tokens";
+  if (assign_.rank() == 0) return rendezvous->Put(key, absl::StrCat(tokens));
+  ZS_ASSIGN_OR_RETURN(
+      const std::string text,
+      rendezvous->Get(key, absl::Seconds(assign_.spec().timeouts().start_seconds())));
+  if (text == absl::StrCat(tokens)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "rank ", assign_.rank(), " on ", context_.host, " sees ", tokens,
+      " tokens in data.train, rank 0 sees ", text, "; every worker must see the same files"));
+}
+
+absl::Status JobRun::Barrier(const std::string& name, uint32_t seconds) {
+  Enter("waiting");
+  const auto start = Steady::now();
+  absl::Status status = context_.client->Barrier(fence_, name, absl::Seconds(seconds), &waits_);
+  barrier_nanoseconds_ +=
+      static_cast<uint64_t>(std::chrono::nanoseconds(Steady::now() - start).count());
+  ++advances_;
+  return status;
+}
+
+bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
+                     Cancellation* cancellation) {
+  v1::ReportEndRequest request;
+  *request.mutable_fence() = fence_;
+  request.set_completed(status.ok());
+  if (status.ok()) {
+    request.set_weights_digest(digest);
+  } else {
+    request.set_error_code(absl::StatusCodeToString(status.code()));
+    request.set_message(std::string(status.message()));
+    if (auto rank = BlamedRank(status); rank.has_value()) request.set_blamed_rank(*rank);
+  }
+  const absl::Status sent = context_.client->ReportEnd(request, timeout, cancellation);
+  if (sent.ok() || cancellation->cancelled() || absl::IsDeadlineExceeded(sent)) return sent.ok();
+  LogWarning("job ", assign_.job(),
+             ": the coordinator refused the report of the end: ", sent.message());
+  return true;  // said and answered; there is nothing to add
+}
+
+void JobRun::Enter(const char* phase) {
+  phase_ = phase;
+  ++advances_;
+}
+
+absl::Status JobRun::Stopped() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stopped_;
+}
+
+}  // namespace zeroshard

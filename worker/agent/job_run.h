@@ -1,0 +1,79 @@
+// One rank of one generation of a job, from its assignment to its end.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/member/cancellation.h"
+#include "common/member/cluster_client.h"
+#include "worker/agent/backend.h"
+#include "worker/agent/report_queue.h"
+#include "worker/agent/worker_metrics.h"
+
+namespace zeroshard {
+
+// What runs share. Everything outlives the run.
+struct JobRunContext {
+  const WorkerBackend* backend = nullptr;
+  ClusterClient* client = nullptr;
+  WorkerMetrics* metrics = nullptr;
+  std::string host;  // where this rank's collectives listen
+};
+
+// Run is called once, on one thread; the rest is thread-safe.
+class JobRun {
+ public:
+  JobRun(const JobRunContext& context, v1::Assign assign, v1::Fence fence);
+
+  // Trains, reports how it ended, and has given everything back when it returns. Waits for a
+  // coordinator that is away; only Stop ends that.
+  void Run();
+
+  // Ends the run: collectives are aborted, waits return. The first reason counts.
+  void Stop(const std::string& reason);
+
+  const v1::Fence& fence() const { return fence_; }
+  v1::Progress progress() const;
+
+ private:
+  struct Parts;
+  class Observer;
+
+  absl::Status Train(std::string* digest);
+  absl::Status Prepare(Parts* parts);
+  absl::Status TrainWith(Parts* parts, std::string* digest);
+  absl::Status CheckAssignment() const;
+  absl::Status CompareData(int64_t tokens, Rendezvous* rendezvous);
+  absl::Status Barrier(const std::string& name, uint32_t seconds);
+  bool SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
+               Cancellation* cancellation);
+  void Enter(const char* phase);
+  // The reason of Stop, or OK.
+  absl::Status Stopped() const;
+
+  const JobRunContext context_;
+  const v1::Assign assign_;
+  const v1::Fence fence_;
+
+  std::atomic<uint64_t> step_;
+  std::atomic<const char*> phase_{"loading"};
+  std::atomic<uint64_t> advances_{0};
+  std::atomic<uint64_t> barrier_nanoseconds_{0};
+  std::atomic<bool> stop_{false};
+
+  Cancellation waits_;      // keys, barriers, step reports: ended by Stop and by a failure
+  Cancellation last_word_;  // the report of the end: ended by Stop alone
+  bool end_sent_ = false;   // the run's thread alone
+
+  mutable std::mutex mutex_;
+  absl::Status stopped_;
+
+  std::mutex comm_mutex_;         // also held while comm_ is aborted: it must not go meanwhile
+  Communicator* comm_ = nullptr;  // while there is one to abort
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,127 @@
+#include "worker/agent/worker_metrics.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace zeroshard {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+class FamilyBuilder {
+ public:
+  FamilyBuilder(const char* name, const char* help, MetricType type,
+                const std::vector<ClientMetric::Label>& labels)
+      : labels_(labels) {
+    family_.name = name;
+    family_.help = help;
+    family_.type = type;
+  }
+  void Add(double value, std::vector<ClientMetric::Label> extra = {}) {
+    ClientMetric metric;
+    metric.label = labels_;
+    for (ClientMetric::Label& label : extra) metric.label.push_back(std::move(label));
+    if (family_.type == MetricType::Counter) {
+      metric.counter.value = value;
+    } else {
+      metric.gauge.value = value;
+    }
+    family_.metric.push_back(std::move(metric));
+  }
+  MetricFamily Take() { return std::move(family_); }
+
+ private:
+  const std::vector<ClientMetric::Label>& labels_;
+  MetricFamily family_;
+};
+
+}  // namespace
+
+void WorkerMetrics::Begin(const std::string& job, uint32_t rank, uint32_t stage,
+                          const std::atomic<uint64_t>* barrier_nanoseconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  active_ = true;
+  labels_ = {{"job", job}, {"rank", absl::StrCat(rank)}, {"stage", absl::StrCat(stage)}};
+  barrier_nanoseconds_ = barrier_nanoseconds;
+}
+
+void WorkerMetrics::SetMemory(const MemoryAccounting* memory) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  memory_ = memory;
+}
+
+void WorkerMetrics::SetTraffic(const TrafficCounters* traffic) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  traffic_ = traffic;
+}
+
+void WorkerMetrics::SetTrain(const TrainCounters* train) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  train_ = train;
+}
+
+void WorkerMetrics::End() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  active_ = false;
+  memory_ = nullptr;
+  traffic_ = nullptr;
+  train_ = nullptr;
+  barrier_nanoseconds_ = nullptr;
+}
+
+std::vector<MetricFamily> WorkerMetrics::Collect() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!active_) return {};
+  std::vector<MetricFamily> families;
+
+  FamilyBuilder memory("zeroshard_worker_memory_bytes",
+                       "Device memory allocated by this rank, by kind.", MetricType::Gauge,
+                       labels_);
+  for (int k = 0; k < kMemoryKinds; ++k) {
+    const auto kind = static_cast<MemoryKind>(k);
+    memory.Add(memory_ == nullptr ? 0 : static_cast<double>(memory_->Bytes(kind)),
+               {{"kind", NameOf(kind)}});
+  }
+  families.push_back(memory.Take());
+
+  FamilyBuilder traffic("zeroshard_worker_collective_bytes_total",
+                        "Bytes this rank sent to other ranks, by collective and phase.",
+                        MetricType::Counter, labels_);
+  for (int o = 0; o < kCollectiveOps; ++o) {
+    for (int p = 0; p < kPhases; ++p) {
+      const auto op = static_cast<CollectiveOp>(o);
+      const auto phase = static_cast<Phase>(p);
+      traffic.Add(traffic_ == nullptr ? 0 : static_cast<double>(traffic_->Get(op, phase)),
+                  {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
+    }
+  }
+  families.push_back(traffic.Take());
+
+  FamilyBuilder offload("zeroshard_worker_offload_bytes_total",
+                        "Bytes this rank exchanged with shard stores, by direction.",
+                        MetricType::Counter, labels_);
+  for (const char* direction : {"push", "pull"}) offload.Add(0, {{"direction", direction}});
+  families.push_back(offload.Take());
+
+  FamilyBuilder phases("zeroshard_worker_phase_seconds_total",
+                       "Seconds this rank's training thread spent, by phase of the step.",
+                       MetricType::Counter, labels_);
+  for (int p = 0; p < kStepPhases; ++p) {
+    const auto phase = static_cast<StepPhase>(p);
+    uint64_t nanoseconds = train_ == nullptr ? 0 : train_->phase_nanoseconds[p].load();
+    if (phase == StepPhase::kBarrier) nanoseconds += barrier_nanoseconds_->load();
+    phases.Add(static_cast<double>(nanoseconds) * 1e-9, {{"phase", NameOf(phase)}});
+  }
+  families.push_back(phases.Take());
+
+  FamilyBuilder tokens("zeroshard_worker_tokens_total", "Tokens this rank has trained on.",
+                       MetricType::Counter, labels_);
+  tokens.Add(train_ == nullptr ? 0 : static_cast<double>(train_->tokens.load()));
+  families.push_back(tokens.Take());
+  return families;
+}
+
+}  // namespace zeroshard

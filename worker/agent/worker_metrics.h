@@ -1,0 +1,45 @@
+// The worker's metrics (architecture, section 10), read from the job's own counters when they are
+// asked for. A job's series appear with it, counters at 0, and vanish with it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "prometheus/client_metric.h"
+#include "prometheus/collectable.h"
+#include "prometheus/metric_family.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/train/trainer.h"
+
+namespace zeroshard {
+
+// Thread-safe.
+class WorkerMetrics : public prometheus::Collectable {
+ public:
+  // From here to End the series are there. `barrier_nanoseconds`, what the rank spent in the
+  // coordinator's barriers, is added to the phase "barrier".
+  void Begin(const std::string& job, uint32_t rank, uint32_t stage,
+             const std::atomic<uint64_t>* barrier_nanoseconds);
+  // Until these are known their series are 0. What is passed must stay until End has returned.
+  void SetMemory(const MemoryAccounting* memory);
+  void SetTraffic(const TrafficCounters* traffic);
+  void SetTrain(const TrainCounters* train);
+  void End();
+
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  mutable std::mutex mutex_;
+  bool active_ = false;
+  std::vector<prometheus::ClientMetric::Label> labels_;  // job, rank, stage
+  const std::atomic<uint64_t>* barrier_nanoseconds_ = nullptr;
+  const MemoryAccounting* memory_ = nullptr;
+  const TrafficCounters* traffic_ = nullptr;
+  const TrainCounters* train_ = nullptr;
+};
+
+}  // namespace zeroshard
