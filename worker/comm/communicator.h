@@ -5,6 +5,9 @@
 //   DEADLINE_EXCEEDED  the wait took longer than the deadline; UNAVAILABLE a peer is gone;
 //   ABORTED            Abort() was called; each names operation, unit, step, phase and peer.
 // After an error the communicator is unusable and every further event carries an error at once.
+// INVALID_ARGUMENT names a wrong argument; the first error of the work before `after` is passed on.
+// When an operation's event is done, with whatever status, the caller's memory is no longer
+// touched.
 #pragma once
 
 #include <array>
@@ -36,10 +39,16 @@ struct CollectiveInfo {
   Phase phase = Phase::kStep;
   std::string unit;  // "blocks.3"
   uint64_t step = 0;
-  // What is counted as `op` in the traffic; the default is the operation itself.
 };
 
-// Bytes this rank sent to others, by operation and phase. Thread-safe counters.
+// Bytes of payload this rank sent to others, by operation and phase, counted when the operation
+// succeeds. With N ranks and elements of s bytes (worker/comm/traffic.h has them as functions):
+//   all_gather      (N-1) * count * s
+//   reduce_scatter  (sum of counts - counts[rank]) * s where rank < contributors, else 0
+//   all_reduce      up to 4096 elements (N-1) * count * s; beyond, (count + (N-2) * own) * s with
+//                   own = max(0, min(count - rank*S, S)), S = ceil(count / N); 0 where N is 1
+//   broadcast       (N-1) * bytes at the root, else 0;   send: bytes;   recv, barrier: not counted
+// Thread-safe counters.
 struct TrafficCounters {
   std::array<std::array<std::atomic<uint64_t>, kPhases>, kCollectiveOps> bytes{};
   uint64_t Get(CollectiveOp op, Phase phase) const {
@@ -64,6 +73,8 @@ struct ReduceScatterArgs {
   bool accumulate = false;
 };
 
+// Thread-safe, except for destruction. The destructor ends pending operations with ABORTED and does
+// not wait for peers (only for the events that pending operations start after).
 class Communicator {
  public:
   virtual ~Communicator() = default;

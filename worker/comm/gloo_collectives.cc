@@ -47,14 +47,6 @@ absl::Status CheckArgs(const ReduceScatterArgs& args, int size) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void GlooCommunicator::Count(CollectiveOp op, Phase phase, int64_t bytes) {
-  traffic_.bytes[static_cast<int>(op)][static_cast<int>(phase)] += static_cast<uint64_t>(bytes);
-}
-
-namespace {
-
 // Bits 62..63 the kind of slot, 24..61 the number of the operation, 0..23 the digest (FNV-1a).
 uint64_t MakeSlot(uint64_t kind, uint64_t number, absl::Span<const int64_t> arguments) {
   uint64_t digest = 0xcbf29ce484222325;
@@ -68,6 +60,10 @@ uint64_t MakeSlot(uint64_t kind, uint64_t number, absl::Span<const int64_t> argu
 }
 
 }  // namespace
+
+void GlooCommunicator::Count(CollectiveOp op, Phase phase, int64_t bytes) {
+  traffic_.bytes[static_cast<int>(op)][static_cast<int>(phase)] += static_cast<uint64_t>(bytes);
+}
 
 uint64_t GlooCommunicator::CollectiveSlot(absl::Span<const int64_t> arguments) {
   return MakeSlot(1, operations_++, arguments);

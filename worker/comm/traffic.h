@@ -18,7 +18,7 @@ int64_t ReduceScatterBytes(absl::Span<const int64_t> counts, int contributors, D
 
 // Up to kDirectAllReduce elements every rank sends all to all others: (size - 1) * count elements.
 // Beyond, rank r owns elements [r*S, min((r+1)*S, count)), S = ceil(count / size), reduces them and
-// sends the sum: count + (size - 2) * own elements, the classical 2 * count * (size-1)/size where
+// sends the sum: count + (size - 2) * own elements, that is 2 * count * (size-1)/size where
 // size divides count.
 constexpr int64_t kDirectAllReduce = 4096;
 int64_t AllReduceBytes(int64_t count, DType type, int size, int rank);

@@ -99,7 +99,7 @@ void ExpectFolded(Ranks& ranks, const FoldCase& c) {
   });
   int64_t start = 0;
   for (int r = 0; r < size; ++r) {
-    if (c.in_place)
+    if (c.in_place && c.counts[r] > 0)
       std::memcpy(outputs[r].data(), inputs[r].data() + start, c.counts[r] * sizeof(In));
     for (int64_t i = 0; i < c.counts[r]; ++i) {
       float sum = c.accumulate ? 0.375f : 0.0f;
@@ -299,7 +299,7 @@ void ExpectAllReduced(Ranks& ranks, int64_t count) {
   }
   int64_t own = CeilDiv(count, size);
   for (int r = 0; r < size; ++r) {
-    EXPECT_EQ(std::memcmp(buffers[r].data(), want.data(), count * sizeof(T)), 0)
+    EXPECT_TRUE(count == 0 || std::memcmp(buffers[r].data(), want.data(), count * sizeof(T)) == 0)
         << "rank " << r << " of " << size << ", " << count << " elements";
     const int64_t part = std::clamp<int64_t>(count - r * own, 0, own);
     const int64_t sent = count <= 4096 ? (size - 1) * count : count - part + (size - 1) * part;
