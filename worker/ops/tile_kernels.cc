@@ -84,18 +84,22 @@ HWY_INLINE void ZeroFrom(T* row, int64_t begin, int64_t end) {
   if (begin < end) std::memset(row + begin, 0, static_cast<size_t>(end - begin) * sizeof(T));
 }
 
+// Elements from i on of a row of a tile that has `cols` columns of memory, of which the first
+// `visible` count: the others are read where a whole vector fits and replaced by `instead`.
+HWY_INLINE V Masked(V v, int64_t i, int64_t visible, V instead) {
+  if (HWY_LIKELY(visible - i >= kLanes)) return v;
+  return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(visible - i)), v, instead);
+}
+
 // The scale is positive, so that the largest score is the largest product. NaNs are found by the
 // sum.
-HWY_INLINE float RowMax(const float* row, int64_t size) {
-  V most = Set(-std::numeric_limits<float>::infinity());
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) most = hn::Max(most, Load(row + i));
-  float lanes[kLanes];
-  Store(most, lanes);
-  float result = lanes[0];
-  for (int64_t lane = 1; lane < kLanes; ++lane) result = std::max(result, lanes[lane]);
-  for (; i < size; ++i) result = std::max(result, row[i]);
-  return result;
+HWY_INLINE float RowMax(const float* row, int64_t visible, int64_t cols) {
+  const V lowest = Set(-std::numeric_limits<float>::infinity());
+  V most = lowest;
+  for (int64_t i = 0; i < visible; i += kLanes) {
+    most = hn::Max(most, Masked(LoadN(row + i, cols - i), i, visible, lowest));
+  }
+  return hn::GetLane(hn::MaxOfLanes(D(), most));
 }
 
 // As ExpOfNegative, but a NaN stays one.
@@ -109,23 +113,19 @@ void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* 
       const float* in = scores + r * tile.cols;
       T* out = As<T>(weights) + r * tile.cols;
       const int64_t visible = Visible(tile, r);
-      const float most = std::max(max[r], tile.scale * RowMax(in, visible));
+      const float most = std::max(max[r], tile.scale * RowMax(in, visible, tile.cols));
       const V minus_most = Set(-most);
-      float total = 0;
-      SumRow<1>(
-          visible,
-          [&](int64_t i, int64_t n, V* term) ZEROSHARD_KERNEL {
-            V e = ExpOrNan(Fma(LoadN(in + i, n), scale, minus_most));
-            if (n < kLanes) e = hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(n)), e);
-            StoreN(e, out + i, n);
-            *term = e;
-          },
-          &total);
-      ZeroFrom(out, visible, tile.cols);
-      float lanes[kLanes];
-      Store(ExpOrNan(Set(max[r] - most)), lanes);
-      shrink[r] = lanes[0];
-      sum[r] = std::fma(sum[r], shrink[r], total);
+      V total = hn::Zero(D());
+      for (int64_t i = 0; i < visible; i += kLanes) {
+        const int64_t n = tile.cols - i;
+        V e = ExpOrNan(Fma(LoadN(in + i, n), scale, minus_most));
+        e = Masked(e, i, visible, hn::Zero(D()));
+        StoreN(e, out + i, n);
+        total = hn::Add(total, e);
+      }
+      ZeroFrom(out, RoundUp(visible, kLanes), tile.cols);
+      shrink[r] = hn::GetLane(ExpOrNan(Set(max[r] - most)));
+      sum[r] = std::fma(sum[r], shrink[r], hn::GetLane(hn::SumOfLanes(D(), total)));
       max[r] = most;
     }
   });
@@ -168,14 +168,15 @@ void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_
       const int64_t visible = Visible(tile, r);
       const V minus_lse = Set(-lse[r]);
       const V d = Set(delta[r]);
-      ForEach(visible, [&](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+      for (int64_t i = 0; i < visible; i += kLanes) {
+        const int64_t n = tile.cols - i;
         const V w = ExpOrNan(Fma(LoadN(s + i, n), scale, minus_lse));
         const V ds = hn::Mul(hn::Mul(w, scale), hn::Sub(LoadN(dw + i, n), d));
-        StoreN(w, w_out + i, n);
-        StoreN(ds, ds_out + i, n);
-      });
-      ZeroFrom(w_out, visible, tile.cols);
-      ZeroFrom(ds_out, visible, tile.cols);
+        StoreN(Masked(w, i, visible, hn::Zero(D())), w_out + i, n);
+        StoreN(Masked(ds, i, visible, hn::Zero(D())), ds_out + i, n);
+      }
+      ZeroFrom(w_out, RoundUp(visible, kLanes), tile.cols);
+      ZeroFrom(ds_out, RoundUp(visible, kLanes), tile.cols);
     }
   });
 }
