@@ -141,6 +141,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   }
   const Block scratch("scratch", scratch_bytes);
   const Block d_first("gradient", boundary * elem);
+  const Block d_second("second gradient", boundary * elem);
   const Block rows("embedding rows", boundary * elem);
   const auto context = [&](size_t unit) {
     return UnitContext{ops.get(), dtype, kept[unit].data(), scratch.data()};
@@ -154,13 +155,20 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   RecordingSink* head_sink = c.tied ? &sinks[0] : &sinks[last];
   const int64_t head_offset = c.tied ? 0 : table.units[last].Find("lm_head.weight")->offset;
 
-  RunResult result;
-  ZS_RETURN_IF_ERROR(model.embedding->Forward(context(0), params[0].data(), mb, kept[1].data()));
-  for (size_t u = 1; u < last; ++u) {
-    ZS_RETURN_IF_ERROR(model.blocks[u - 1]->Forward(context(u), params[u].data(), mb,
-                                                    kept[u].data(), kept[u + 1].data()));
+  std::vector<Block> apart;
+  std::vector<void*> inputs(table.units.size());
+  for (size_t u = 1; u < table.units.size(); ++u) {
+    if (options.separate_buffers) apart.emplace_back("input", boundary * elem);
+    inputs[u] = options.separate_buffers ? apart.back().data() : kept[u].data();
   }
-  const void* x = kept[last].data();
+
+  RunResult result;
+  ZS_RETURN_IF_ERROR(model.embedding->Forward(context(0), params[0].data(), mb, inputs[1]));
+  for (size_t u = 1; u < last; ++u) {
+    ZS_RETURN_IF_ERROR(
+        model.blocks[u - 1]->Forward(context(u), params[u].data(), mb, inputs[u], inputs[u + 1]));
+  }
+  const void* x = inputs[last];
   ZS_RETURN_IF_ERROR(
       model.head->Loss(context(last), params[last].data(), lm_head, mb, x, &result.loss_only));
   void* dx = d_first.data();
@@ -168,14 +176,18 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                                  dx, &sinks[last], head_sink, head_offset,
                                                  &result.loss));
   for (size_t u = last - 1; u >= 1; --u) {
-    ZS_RETURN_IF_ERROR(model.blocks[u - 1]->Backward(context(u), params[u].data(), mb,
-                                                     kept[u].data(), dx, dx, &sinks[u]));
+    void* below = dx;
+    if (options.separate_buffers) below = dx == d_first.data() ? d_second.data() : d_first.data();
+    ZS_RETURN_IF_ERROR(model.blocks[u - 1]->Backward(context(u), params[u].data(), mb, inputs[u],
+                                                     dx, below, &sinks[u]));
+    dx = below;
   }
   std::vector<int32_t> ids(tokens.size());
   ZS_RETURN_IF_ERROR(
       model.embedding->Backward(context(0), mb, dx, ids.data(), rows.data(), &sinks[0]));
   for (const Block& block : kept) ZS_RETURN_IF_ERROR(block.Check());
-  for (const Block* block : {&scratch, &d_first, &rows}) ZS_RETURN_IF_ERROR(block->Check());
+  for (const Block* block : {&scratch, &d_first, &d_second, &rows})
+    ZS_RETURN_IF_ERROR(block->Check());
 
   for (size_t u = 0; u < table.units.size(); ++u) {
     const std::vector<float> values = sinks[u].Values();

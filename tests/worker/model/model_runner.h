@@ -45,6 +45,8 @@ struct RunOptions {
   DType dtype = DType::kF32;
   bool checkpointing = false;
   int threads = 1;
+  // Units get inputs outside their kept memory, and write gradients beside those they read.
+  bool separate_buffers = false;
 };
 
 struct RunResult {

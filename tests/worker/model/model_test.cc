@@ -139,6 +139,16 @@ TEST_P(ModelTest, CheckpointingChangesNoBit) {
   }
 }
 
+TEST_P(ModelTest, WhereInputsAndGradientsLieChangesNoBit) {
+  for (bool checkpointing : {false, true}) {
+    RunOptions options;
+    options.checkpointing = checkpointing;
+    const RunResult plain = Run(options);
+    options.separate_buffers = true;
+    ExpectSameBits(plain, Run(options));
+  }
+}
+
 TEST_P(ModelTest, ThreadsChangeNoBit) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     RunOptions options;
