@@ -1,0 +1,334 @@
+// Drives a Core as the service does, with time, members and requests made up by the test.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/core/core.h"
+#include "tests/coordinator/core/memory_log.h"
+
+namespace zeroshard::coordinator {
+
+// A member process: its identity, its stream, and what it was told.
+struct FakeMember {
+  v1::Hello hello;
+  SessionId session = 0;
+  std::optional<v1::Assign> assign;  // the last one
+  std::vector<v1::CoordinatorMessage> inbox;
+
+  v1::Fence Fence() const {
+    v1::Fence fence;
+    fence.set_member(hello.name());
+    fence.set_incarnation(hello.incarnation());
+    fence.set_run_id(assign->run_id());
+    fence.set_generation(assign->generation());
+    fence.set_rank(assign->rank());
+    return fence;
+  }
+  // The last message of a kind; null when there is none.
+  const v1::CoordinatorMessage* Last(v1::CoordinatorMessage::MessageCase kind) const {
+    for (auto it = inbox.rbegin(); it != inbox.rend(); ++it) {
+      if (it->message_case() == kind) return &*it;
+    }
+    return nullptr;
+  }
+  std::string StopReason() const {
+    const v1::CoordinatorMessage* stop = Last(v1::CoordinatorMessage::kStop);
+    return stop == nullptr ? "" : stop->stop().reason();
+  }
+};
+
+class Harness {
+ public:
+  explicit Harness(CoreOptions options = {}) : options_(options) { Boot(); }
+
+  // The coordinator's process ends and starts again with what the log and the histories hold.
+  void Restart(bool lose_everything = false) {
+    if (lose_everything) {
+      log_ = MemoryLog();
+      history_.clear();
+    }
+    for (auto& [name, member] : members_) member.session = 0;
+    closed_.clear();
+    Boot();
+  }
+
+  // --- time ---
+  // In steps that a timer would take.
+  void Advance(absl::Duration by) {
+    const absl::Duration end = now_ + by;
+    while (now_ < end) {
+      now_ = std::min(end, now_ + options_.heartbeat_interval / 2);
+      Step(Tick{});
+    }
+  }
+  // The same while every connected member in `beating` sends heartbeats.
+  void AdvanceBeating(absl::Duration by, const std::vector<std::string>& beating) {
+    const absl::Duration end = now_ + by;
+    while (now_ < end) {
+      now_ = std::min(end, now_ + options_.heartbeat_interval / 2);
+      for (const std::string& name : beating) Beat(name);
+      Step(Tick{});
+    }
+  }
+  // No tick in between: this process did not run.
+  void Stall(absl::Duration by) { now_ += by; }
+
+  // --- events ---
+  Decision Step(const Event& event) {
+    Decision decision = core_->Decide(event, Moment{now_, unix_ms()});
+    CarryOut(decision);
+    return decision;
+  }
+  // Only decided: as if the process died before anything was written.
+  void DecideOnly(const Event& event) { core_->Decide(event, Moment{now_, unix_ms()}); }
+  // Written but nobody told.
+  void LogOnly(const Event& event) {
+    const Decision decision = core_->Decide(event, Moment{now_, unix_ms()});
+    (void)log_.Append(decision.records);
+    KeepHistory(decision);
+  }
+
+  FakeMember& Join(const std::string& name, const std::string& host = "host-a") {
+    FakeMember& member = members_[name];
+    member = FakeMember();
+    member.hello.set_kind(v1::MEMBER_KIND_WORKER);
+    member.hello.set_name(name);
+    member.hello.set_incarnation(absl::StrFormat("%032x", ++last_incarnation_));
+    member.hello.set_host(host);
+    member.hello.set_pid(1000 + last_incarnation_);
+    member.hello.set_fingerprint("avx2-onednn");
+    Connect(name);
+    return member;
+  }
+  void JoinMany(int count) {
+    for (int i = 0; i < count; ++i) Join(absl::StrCat("worker-", i));
+  }
+  // Says Hello on a new stream; `running`: with the assignment that it has.
+  void Connect(const std::string& name, bool running = false) {
+    FakeMember& member = members_[name];
+    member.session = ++last_session_;
+    MemberSaid said{member.session, {}};
+    *said.message.mutable_hello() = member.hello;
+    if (running) *said.message.mutable_hello()->mutable_running() = member.Fence();
+    Step(said);
+  }
+  void Disconnect(const std::string& name) {
+    const SessionId session = std::exchange(members_[name].session, 0);
+    if (session != 0) Step(SessionClosed{session});
+  }
+  // A heartbeat: of the run it was assigned while `working_` has it.
+  void Beat(const std::string& name) {
+    FakeMember& member = members_[name];
+    if (member.session == 0) return;
+    MemberSaid said{member.session, {}};
+    v1::Heartbeat& beat = *said.message.mutable_heartbeat();
+    beat.set_sequence(++sequence_);
+    if (working_.contains(name)) {
+      *beat.mutable_running() = member.Fence();
+      *beat.mutable_progress() = working_[name];
+    }
+    Step(said);
+  }
+  void Work(const std::string& name, uint64_t step, const std::string& phase) {
+    v1::Progress& progress = working_[name];
+    progress.set_step(step);
+    progress.set_phase(phase);
+    progress.set_advances(progress.advances() + 1);
+    Beat(name);
+  }
+  void Idle(const std::string& name) {
+    working_.erase(name);
+    Beat(name);
+  }
+
+  static v1::JobSpec Spec(const std::string& name, uint32_t workers, uint64_t steps = 3) {
+    v1::JobSpec spec;
+    spec.set_name(name);
+    spec.mutable_resources()->set_workers(workers);
+    spec.set_steps(steps);
+    spec.mutable_timeouts()->set_start_seconds(60);
+    spec.mutable_timeouts()->set_step_seconds(30);
+    return spec;
+  }
+  RequestId SubmitJob(const v1::JobSpec& spec) {
+    const RequestId id = NewRequest();
+    Step(Submit{id, spec, {}});
+    return id;
+  }
+  RequestId CancelJob(const std::string& job) {
+    const RequestId id = NewRequest();
+    Step(Cancel{id, job});
+    return id;
+  }
+  RequestId Arrive(const std::string& name, const std::string& barrier,
+                   absl::Duration timeout = absl::Seconds(10)) {
+    v1::BarrierRequest body;
+    *body.mutable_fence() = members_[name].Fence();
+    body.set_name(barrier);
+    body.set_timeout_ms(absl::ToInt64Milliseconds(timeout));
+    const RequestId id = NewRequest();
+    Step(ArriveAtBarrier{id, body});
+    return id;
+  }
+  RequestId Put(const std::string& name, const std::string& key, const std::string& value) {
+    v1::PutKeyRequest body;
+    *body.mutable_fence() = members_[name].Fence();
+    body.set_key(key);
+    body.set_value(value);
+    const RequestId id = NewRequest();
+    Step(PutKey{id, body});
+    return id;
+  }
+  RequestId Get(const std::string& name, const std::string& key,
+                absl::Duration timeout = absl::Seconds(5)) {
+    v1::GetKeyRequest body;
+    *body.mutable_fence() = members_[name].Fence();
+    body.set_key(key);
+    body.set_timeout_ms(absl::ToInt64Milliseconds(timeout));
+    const RequestId id = NewRequest();
+    Step(GetKey{id, body});
+    return id;
+  }
+  static v1::StepRecord Record(uint64_t step) {
+    v1::StepRecord record;
+    record.set_step(step);
+    record.set_loss(5.0 / step);
+    record.set_tokens(100);
+    return record;
+  }
+  ReportSteps StepsEvent(const std::string& name, uint64_t from, uint64_t to) {
+    ReportSteps event{NewRequest(), {}};
+    *event.body.mutable_fence() = members_[name].Fence();
+    for (uint64_t step = from; step <= to; ++step) *event.body.add_records() = Record(step);
+    return event;
+  }
+  RequestId Steps(const std::string& name, uint64_t from, uint64_t to) {
+    const ReportSteps event = StepsEvent(name, from, to);
+    Step(event);
+    return event.request;
+  }
+  ReportEnd EndEvent(const std::string& name, const std::string& code = "",
+                     const std::string& message = "", std::optional<uint32_t> blamed = {}) {
+    ReportEnd event{NewRequest(), {}};
+    *event.body.mutable_fence() = members_[name].Fence();
+    event.body.set_completed(code.empty());
+    event.body.set_error_code(code);
+    event.body.set_message(message);
+    if (code.empty()) event.body.set_weights_digest("d1");
+    if (blamed) event.body.set_blamed_rank(*blamed);
+    return event;
+  }
+  RequestId End(const std::string& name, const std::string& code = "",
+                const std::string& message = "", std::optional<uint32_t> blamed = {}) {
+    const ReportEnd event = EndEvent(name, code, message, blamed);
+    Step(event);
+    return event.request;
+  }
+  RequestId Exit(const std::string& name, int code, int signal) {
+    v1::ReportExitRequest body;
+    body.set_member(name);
+    body.set_pid(members_[name].hello.pid());
+    body.set_exit_code(code);
+    body.set_signal(signal);
+    const RequestId id = NewRequest();
+    Step(ReportExit{id, body});
+    return id;
+  }
+
+  // Submits a job for all of `names`, which are idle, and brings it to RUNNING.
+  void StartJob(const v1::JobSpec& spec, const std::vector<std::string>& names) {
+    SubmitJob(spec);
+    for (const std::string& name : names) Work(name, 0, "loading");
+    for (const std::string& name : names) Arrive(name, "start");
+  }
+
+  // --- what came of it ---
+  bool Answered(RequestId id) const { return replies_.contains(id); }
+  const Reply& Answer(RequestId id) const { return replies_.at(id); }
+  v1::JobStatus Status(const std::string& job) const {
+    const auto status = core_->Status(job, Moment{now_, unix_ms()});
+    return status.ok() ? *status : v1::JobStatus();
+  }
+  FakeMember& member(const std::string& name) { return members_[name]; }
+  bool IsClosed(SessionId session) const { return closed_.contains(session); }
+  std::vector<uint64_t> History(const std::string& run_id) const {
+    std::vector<uint64_t> steps;
+    const auto found = history_.find(run_id);
+    if (found == history_.end()) return steps;
+    for (const v1::StepRecord& record : found->second) steps.push_back(record.step());
+    return steps;
+  }
+  RequestId NewRequest() { return ++last_request_; }
+  int64_t unix_ms() const { return 1767225600000 + absl::ToInt64Milliseconds(now_); }
+  Core& core() { return *core_; }
+  MemoryLog& log() { return log_; }
+  absl::Duration now() const { return now_; }
+  const std::vector<Measure>& measures() const { return measures_; }
+
+ private:
+  void Boot() {
+    LoadedState state = *log_.Load();
+    for (auto& [run_id, job] : state.jobs) {
+      const auto found = history_.find(run_id);
+      if (found == history_.end() || found->second.empty()) continue;
+      job.first = found->second.front();
+      job.last = found->second.back();
+    }
+    core_ = std::make_unique<Core>(options_, std::move(state), absl::StrCat("cluster-", ++boots_));
+    CarryOut(core_->Start(Moment{now_, unix_ms()}));
+  }
+
+  void KeepHistory(const Decision& decision) {
+    for (const Action& action : decision.actions) {
+      if (const auto* append = std::get_if<AppendHistory>(&action)) {
+        auto& kept = history_[append->run_id];
+        kept.insert(kept.end(), append->records.begin(), append->records.end());
+      }
+    }
+  }
+
+  void CarryOut(const Decision& decision) {
+    (void)log_.Append(decision.records);
+    KeepHistory(decision);
+    for (const Action& action : decision.actions) {
+      if (const auto* send = std::get_if<SendToSession>(&action)) {
+        for (auto& [name, member] : members_) {
+          if (member.session != send->session) continue;
+          member.inbox.push_back(send->message);
+          if (send->message.has_assign()) member.assign = send->message.assign();
+        }
+      } else if (const auto* close = std::get_if<CloseSession>(&action)) {
+        closed_.insert(close->session);
+      } else if (const auto* reply = std::get_if<Reply>(&action)) {
+        replies_.emplace(reply->request, *reply);
+      } else if (const auto* measure = std::get_if<Measure>(&action)) {
+        measures_.push_back(*measure);
+      }
+    }
+  }
+
+  const CoreOptions options_;
+  MemoryLog log_;
+  std::unique_ptr<Core> core_;
+  absl::Duration now_ = absl::Seconds(100);
+  std::map<std::string, FakeMember> members_;
+  std::map<std::string, v1::Progress> working_;
+  std::set<SessionId> closed_;
+  std::map<RequestId, Reply> replies_;
+  std::map<std::string, std::vector<v1::StepRecord>> history_;
+  std::vector<Measure> measures_;
+  SessionId last_session_ = 0;
+  RequestId last_request_ = 0;
+  uint64_t last_incarnation_ = 0;
+  uint64_t sequence_ = 0;
+  int boots_ = 0;
+};
+
+}  // namespace zeroshard::coordinator
