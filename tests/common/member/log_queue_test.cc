@@ -9,7 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::shared_ptr<const v1::Fence> Run(const std::string& id) {
+std::shared_ptr<const v1::Fence> RunNamed(const std::string& id) {
   auto fence = std::make_shared<v1::Fence>();
   fence->set_run_id(id);
   return fence;
@@ -18,7 +18,7 @@ std::shared_ptr<const v1::Fence> Run(const std::string& id) {
 TEST(LogQueueTest, KeepsLinesOfARunOnlyAndInOrder) {
   LogQueue queue;
   queue.Add("before any job");
-  queue.SetRun(Run("a-1"));
+  queue.SetRun(RunNamed("a-1"));
   queue.Add("one");
   queue.Add("two");
   queue.SetRun(nullptr);
@@ -32,9 +32,9 @@ TEST(LogQueueTest, KeepsLinesOfARunOnlyAndInOrder) {
 
 TEST(LogQueueTest, AMessageHoldsLinesOfOneRun) {
   LogQueue queue;
-  queue.SetRun(Run("a-1"));
+  queue.SetRun(RunNamed("a-1"));
   queue.Add("of a");
-  queue.SetRun(Run("b-2"));
+  queue.SetRun(RunNamed("b-2"));
   queue.Add("of b");
   EXPECT_THAT(queue.Take()->lines(), ElementsAre("of a"));
   EXPECT_EQ(queue.Take()->running().run_id(), "b-2");
@@ -42,7 +42,7 @@ TEST(LogQueueTest, AMessageHoldsLinesOfOneRun) {
 
 TEST(LogQueueTest, WhatDoesNotFitIsCountedAndSaidInItsPlace) {
   LogQueue queue(/*most_bytes=*/10);
-  queue.SetRun(Run("a-1"));
+  queue.SetRun(RunNamed("a-1"));
   queue.Add("12345");
   queue.Add("67890");
   queue.Add("x");
@@ -56,7 +56,7 @@ TEST(LogQueueTest, WhatDoesNotFitIsCountedAndSaidInItsPlace) {
 
 TEST(LogQueueTest, MessagesStaySmall) {
   LogQueue queue(1 << 20);
-  queue.SetRun(Run("a-1"));
+  queue.SetRun(RunNamed("a-1"));
   for (int i = 0; i < 100; ++i) queue.Add(std::string(10000, 'x'));
   int messages = 0;
   while (auto lines = queue.Take()) {

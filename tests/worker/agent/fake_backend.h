@@ -1,0 +1,134 @@
+// A backend whose trainer does what the test says instead of training. Memory, collectives and the
+// trainer count how many of them are alive.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "worker/agent/backend.h"
+
+namespace zeroshard {
+
+// What a test sees of the runs, and how it steers them.
+struct FakeTraining {
+  // Called once for each step; what it returns ends the run where it is not OK.
+  std::function<absl::Status(uint64_t step)> on_step = [](uint64_t) { return absl::OkStatus(); };
+  absl::Status create_status;
+  std::atomic<int> alive{0};     // parts of jobs that exist now
+  std::atomic<int> trainers{0};  // created so far
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string aborted;  // why the collectives were aborted last
+
+  // As a collective does: waits for a peer that never comes, until it is aborted.
+  absl::Status WaitForAbort() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return !aborted.empty(); });
+    return absl::AbortedError("all_gather: " + aborted);
+  }
+};
+
+class FakeCommunicator : public Communicator {
+ public:
+  FakeCommunicator(int rank, int size, FakeTraining* training)
+      : rank_(rank), size_(size), training_(training) {
+    ++training_->alive;
+    std::lock_guard<std::mutex> lock(training_->mutex);
+    training_->aborted.clear();
+  }
+  ~FakeCommunicator() override { --training_->alive; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Event AllGather(void*, int64_t, DType, const CollectiveInfo&, const Event&) override {
+    return {};
+  }
+  Event ReduceScatter(ReduceScatterArgs, const CollectiveInfo&, const Event&) override {
+    return {};
+  }
+  Event AllReduce(void*, int64_t, DType, const CollectiveInfo&, const Event&) override {
+    return {};
+  }
+  Event Broadcast(void*, int64_t, int, const CollectiveInfo&, const Event&) override { return {}; }
+  Event Send(const void*, int64_t, int, const CollectiveInfo&, const Event&) override { return {}; }
+  Event Recv(void*, int64_t, int, const CollectiveInfo&, const Event&) override { return {}; }
+  Event Barrier(const CollectiveInfo&) override { return {}; }
+  void Abort(const std::string& reason) override {
+    std::lock_guard<std::mutex> lock(training_->mutex);
+    training_->aborted = reason;
+    training_->changed.notify_all();
+  }
+  const TrafficCounters& traffic() const override { return traffic_; }
+  double BusySeconds() const override { return 0; }
+
+ private:
+  const int rank_;
+  const int size_;
+  FakeTraining* const training_;
+  TrafficCounters traffic_;
+};
+
+class FakeTrainer : public Trainer {
+ public:
+  FakeTrainer(const TrainerOptions& options, Buffer memory, FakeTraining* training)
+      : options_(options), memory_(std::move(memory)), training_(training) {
+    ++training_->alive;
+    ++training_->trainers;
+  }
+  ~FakeTrainer() override { --training_->alive; }
+
+  absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) override {
+    std::vector<int32_t> tokens(options_.spec.model().sequence_length()), targets(tokens.size());
+    for (uint64_t step = options_.first_step; step <= options_.spec.steps(); ++step) {
+      options_.data->Sample(0, absl::MakeSpan(tokens), absl::MakeSpan(targets));
+      observer->OnProgress(step, StepPhase::kForward, "blocks.0");
+      if (stop) return absl::CancelledError("stopped");
+      absl::Status status = training_->on_step(step);
+      if (!status.ok()) return status;
+      counters_.tokens += 10;
+      v1::StepRecord record;
+      record.set_step(step);
+      record.set_loss(1.0 / static_cast<double>(step));
+      record.set_tokens(10);
+      observer->OnStep(record);
+    }
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> WeightsDigest() override { return "digest"; }
+  absl::StatusOr<std::vector<float>> GatherTensor(const std::string&) override {
+    return absl::UnimplementedError("not for these tests");
+  }
+  const TrainCounters& counters() const override { return counters_; }
+
+ private:
+  const TrainerOptions options_;
+  const Buffer memory_;
+  FakeTraining* const training_;
+  TrainCounters counters_;
+};
+
+// 4096 bytes of parameters a job.
+inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
+  WorkerBackend backend;
+  backend.make_device = MakeCpuDevice;
+  backend.make_ops = [] { return std::unique_ptr<Ops>(); };
+  backend.make_communicator = [training](const GlooOptions& options, Rendezvous* rendezvous,
+                                         Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);
+    if (!put.ok()) return put;
+    return std::make_unique<FakeCommunicator>(options.rank, options.size, training);
+  };
+  backend.make_trainer =
+      [training](const TrainerOptions& options) -> absl::StatusOr<std::unique_ptr<Trainer>> {
+    if (!training->create_status.ok()) return training->create_status;
+    absl::StatusOr<Buffer> memory = options.device->Allocate(4096, MemoryKind::kParameters);
+    if (!memory.ok()) return memory.status();
+    return std::make_unique<FakeTrainer>(options, *std::move(memory), training);
+  };
+  return backend;
+}
+
+}  // namespace zeroshard

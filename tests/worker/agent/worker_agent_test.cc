@@ -1,0 +1,360 @@
+// The worker against a coordinator that does what the test says: a job's life, its failures, and
+// that nothing of it stays behind.
+#include "worker/agent/worker_agent.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/blamed_rank.h"
+#include "tests/common/member/fake_cluster.h"
+#include "tests/worker/agent/fake_backend.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class WorkerAgentTest : public testing::Test {
+ protected:
+  WorkerAgentTest() {
+    std::string name = testing::TempDir() + "/agent_XXXXXX";
+    folder_ = mkdtemp(name.data());
+    data_ = folder_ + "/text";
+    std::ofstream(data_) << "some text to train on";
+    MemberSessionOptions options;
+    options.coordinator = cluster_.address();
+    options.hello.set_name("worker-0");
+    options.hello.set_host("host-a");
+    options.first_backoff = absl::Milliseconds(5);
+    options.most_backoff = absl::Milliseconds(50);
+    agent_ = std::make_unique<WorkerAgent>(options, &backend_, &metrics_);
+  }
+  ~WorkerAgentTest() override {
+    agent_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  v1::Assign Job(const std::string& run, uint32_t rank = 0, uint32_t world = 1) const {
+    v1::Assign assign;
+    assign.set_run_id(run);
+    assign.set_job(run.substr(0, run.find('-')));
+    assign.set_generation(1);
+    assign.set_rank(rank);
+    assign.set_world_size(world);
+    assign.set_first_step(1);
+    v1::JobSpec& spec = *assign.mutable_spec();
+    spec.mutable_data()->add_train(data_);
+    spec.mutable_data()->set_tokenizer("bytes");
+    spec.mutable_model()->set_sequence_length(4);
+    spec.mutable_model()->set_vocab_size(256);
+    spec.set_steps(20);
+    spec.mutable_zero_optimization()->set_stage(3);
+    spec.mutable_timeouts()->set_start_seconds(30);
+    spec.mutable_timeouts()->set_step_seconds(30);
+    spec.mutable_timeouts()->set_collective_seconds(30);
+    return assign;
+  }
+  void Assign(const v1::Assign& assign) {
+    ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.heartbeats.empty(); }));
+    v1::CoordinatorMessage message;
+    *message.mutable_assign() = assign;
+    cluster_.Send(message);
+  }
+  void StopRun(const std::string& run, const std::string& reason) {
+    v1::CoordinatorMessage message;
+    message.mutable_stop()->set_run_id(run);
+    message.mutable_stop()->set_generation(1);
+    message.mutable_stop()->set_reason(reason);
+    cluster_.Send(message);
+  }
+  v1::ReportEndRequest AwaitEnd(size_t number = 1) {
+    EXPECT_TRUE(cluster_.Await([&](const auto& state) { return state.ends.size() >= number; }));
+    v1::ReportEndRequest end;
+    cluster_.With([&](auto& state) {
+      if (state.ends.size() >= number) end = state.ends[number - 1];
+    });
+    return end;
+  }
+  // The next heartbeat after now says that nothing runs.
+  bool AwaitIdle() {
+    size_t before = 0;
+    cluster_.With([&](auto& state) { before = state.heartbeats.size(); });
+    return cluster_.Await([&](const auto& state) {
+      return state.heartbeats.size() > before && !state.heartbeats.back().has_running();
+    });
+  }
+
+  std::string folder_, data_;
+  FakeCluster cluster_;
+  FakeTraining training_;
+  WorkerBackend backend_ = MakeFakeBackend(&training_);
+  WorkerMetrics metrics_;
+  std::unique_ptr<WorkerAgent> agent_;
+};
+
+TEST_F(WorkerAgentTest, TrainsReportsEveryStepAndSaysThatItIsDone) {
+  Assign(Job("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  EXPECT_EQ(end.weights_digest(), "digest");
+  EXPECT_EQ(end.fence().run_id(), "a-1");
+  EXPECT_EQ(end.fence().member(), "worker-0");
+  EXPECT_EQ(end.fence().incarnation(), agent_->session()->incarnation());
+  cluster_.With([](auto& state) {
+    ASSERT_EQ(state.steps.size(), 20u);
+    for (size_t i = 0; i < 20; ++i) {
+      EXPECT_EQ(state.steps[i].step(), i + 1);
+      EXPECT_EQ(state.steps[i].loss(), 1.0 / (i + 1.0));
+    }
+    EXPECT_EQ(state.barriers.count("start"), 1u);
+    EXPECT_EQ(state.barriers.count("finish"), 1u);
+    EXPECT_EQ(state.keys.at("address/0"), "host-a");
+  });
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, ServesTheNextJobWithoutARestart) {
+  for (int i = 1; i <= 3; ++i) {
+    cluster_.With([](auto& state) { state.steps.clear(); });
+    Assign(Job("a-" + std::to_string(i)));
+    const v1::ReportEndRequest end = AwaitEnd(i);
+    EXPECT_TRUE(end.completed()) << end.message();
+    EXPECT_EQ(end.fence().run_id(), "a-" + std::to_string(i));
+  }
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.trainers, 3);
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, HeartbeatsCarryTheStepAndThePhase) {
+  training_.on_step = [this](uint64_t step) {
+    return step < 7 ? absl::OkStatus() : training_.WaitForAbort();
+  };
+  Assign(Job("a-1"));
+  EXPECT_TRUE(cluster_.Await([](const auto& state) {
+    const v1::Heartbeat& beat = state.heartbeats.back();
+    return beat.running().run_id() == "a-1" && beat.progress().step() == 7 &&
+           beat.progress().phase() == "forward" && beat.progress().advances() >= 7;
+  }));
+}
+
+TEST_F(WorkerAgentTest, AStopUnblocksTheCollectivesAndFreesEverything) {
+  training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
+  Assign(Job("a-1"));
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  StopRun("a-1", "cancelled by the user");
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_FALSE(end.completed());
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_EQ(end.message(), "cancelled by the user");
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, AStopEndsTheWaitForOtherRanks) {
+  cluster_.With([](auto& state) { state.world = 2; });
+  Assign(Job("a-1", 0, 2));
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.barriers.count("start") > 0; }));
+  StopRun("a-1", "rank 1 is gone");
+  EXPECT_EQ(AwaitEnd().message(), "rank 1 is gone");
+  EXPECT_TRUE(AwaitIdle());
+}
+
+TEST_F(WorkerAgentTest, AStopOfAnotherRunChangesNothing) {
+  training_.on_step = [this](uint64_t step) {
+    if (step == 1) StopRun("a-0", "an old one");
+    return absl::OkStatus();
+  };
+  Assign(Job("a-1"));
+  EXPECT_TRUE(AwaitEnd().completed());
+}
+
+TEST_F(WorkerAgentTest, MissingDataFailsTheJobWithOneMessage) {
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_data()->set_train(0, folder_ + "/none");
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "NOT_FOUND");
+  EXPECT_THAT(end.message(), HasSubstr(folder_ + "/none"));
+  EXPECT_TRUE(AwaitIdle());
+  cluster_.With([](auto& state) { EXPECT_EQ(state.ends.size(), 1u); });
+}
+
+TEST_F(WorkerAgentTest, RanksThatSeeDifferentDataDoNotTrain) {
+  cluster_.With([](auto& state) { state.keys["data/tokens"] = "1000"; });
+  Assign(Job("a-1", 1, 2));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
+  EXPECT_THAT(end.message(),
+              AllOf(HasSubstr("rank 1 on host-a sees 21 tokens"), HasSubstr("rank 0 sees 1000")));
+}
+
+TEST_F(WorkerAgentTest, TheTrainersErrorIsReportedWithTheRankItBlames) {
+  training_.on_step = [](uint64_t step) {
+    if (step < 3) return absl::OkStatus();
+    absl::Status status = absl::InternalError("step 3: non-finite loss on rank 2, sample 17");
+    SetBlamedRank(2, &status);
+    return status;
+  };
+  Assign(Job("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_FALSE(end.completed());
+  EXPECT_EQ(end.error_code(), "INTERNAL");
+  EXPECT_EQ(end.message(), "step 3: non-finite loss on rank 2, sample 17");
+  EXPECT_EQ(end.blamed_rank(), 2u);
+  cluster_.With([](auto& state) { EXPECT_EQ(state.steps.size(), 2u); });
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, OutOfMemoryIsAnErrorOfTheJobNotTheEndOfTheWorker) {
+  training_.on_step = [](uint64_t) -> absl::Status { throw std::bad_alloc(); };
+  Assign(Job("a-1"));
+  EXPECT_EQ(AwaitEnd().error_code(), "RESOURCE_EXHAUSTED");
+  training_.on_step = [](uint64_t) { return absl::OkStatus(); };
+  ASSERT_TRUE(AwaitIdle());
+  Assign(Job("a-2"));
+  EXPECT_TRUE(AwaitEnd(2).completed());
+}
+
+TEST_F(WorkerAgentTest, ARestartOfTheCoordinatorPausesReportsAndLosesNoStep) {
+  training_.on_step = [this](uint64_t step) {
+    if (step == 5) cluster_.Stop();
+    if (step == 15) cluster_.Start();
+    return absl::OkStatus();
+  };
+  Assign(Job("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  cluster_.With([](auto& state) {
+    ASSERT_EQ(state.steps.size(), 20u);
+    for (size_t i = 0; i < 20; ++i) EXPECT_EQ(state.steps[i].step(), i + 1);
+  });
+}
+
+TEST_F(WorkerAgentTest, ARankWhoseReportsAreStaleStops) {
+  cluster_.With([](auto& state) {
+    state.report_steps_status = {grpc::StatusCode::FAILED_PRECONDITION, "generation 2 is current"};
+  });
+  training_.on_step = [this](uint64_t step) {
+    return step < 3 ? absl::OkStatus() : training_.WaitForAbort();
+  };
+  Assign(Job("a-1"));
+  EXPECT_THAT(AwaitEnd().message(), HasSubstr("generation 2 is current"));
+  EXPECT_TRUE(AwaitIdle());
+}
+
+TEST_F(WorkerAgentTest, AFencedWorkerDropsItsJobAndComesBackAsAnother) {
+  training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
+  Assign(Job("a-1"));
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  const std::string first = agent_->session()->incarnation();
+  cluster_.With([first](auto& state) {
+    state.answer = [first](const v1::Hello& hello) {
+      return hello.incarnation() == first ? FakeCluster::Refusal("lost", true)
+                                          : FakeCluster::Welcome(1);
+    };
+  });
+  cluster_.Send(FakeCluster::Refusal("lost", true));
+  ASSERT_TRUE(cluster_.Await([&](const auto& state) {
+    return state.hellos.back().incarnation() != first && !state.heartbeats.back().has_running();
+  }));
+  EXPECT_EQ(training_.alive, 0);
+  training_.on_step = [](uint64_t) { return absl::OkStatus(); };
+  size_t ends = 0;
+  cluster_.With([&](auto& state) { ends = state.ends.size(); });
+  Assign(Job("a-2"));
+  const v1::ReportEndRequest end = AwaitEnd(ends + 1);
+  EXPECT_TRUE(end.completed());
+  EXPECT_EQ(end.fence().incarnation(), agent_->session()->incarnation());
+}
+
+TEST_F(WorkerAgentTest, AnAssignmentSaidTwiceIsOneRun) {
+  training_.on_step = [this](uint64_t step) {
+    if (step == 2) {
+      v1::CoordinatorMessage message;
+      *message.mutable_assign() = Job("a-1");
+      cluster_.Send(message);
+    }
+    return absl::OkStatus();
+  };
+  Assign(Job("a-1"));
+  EXPECT_TRUE(AwaitEnd().completed());
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.trainers, 1);
+}
+
+TEST_F(WorkerAgentTest, GoingOnInTheMiddleIsRefusedWithoutACheckpoint) {
+  v1::Assign job = Job("a-1");
+  job.set_first_step(5);
+  Assign(job);
+  EXPECT_THAT(AwaitEnd().message(), HasSubstr("go on at step 5"));
+}
+
+TEST_F(WorkerAgentTest, DataThatChangesUnderTheJobFailsIt) {
+  std::string ids((2 << 20) + 10, '\0');  // mapped; 5 tokens a sample
+  std::ofstream(folder_ + "/ids.bin") << ids;
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_data()->set_train(0, folder_ + "/ids.bin");
+  job.mutable_spec()->mutable_data()->set_tokenizer("tokens");
+  training_.on_step = [this](uint64_t step) {
+    if (step == 3) {
+      std::fstream(folder_ + "/ids.bin", std::ios::in | std::ios::out | std::ios::binary) << "\xff"
+                                                                                          << "\xff";
+    }
+    return absl::OkStatus();
+  };
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "DATA_LOSS");
+  EXPECT_THAT(end.message(), HasSubstr("changed while it was used"));
+  cluster_.With([](auto& state) { EXPECT_EQ(state.steps.size(), 3u); });
+}
+
+TEST_F(WorkerAgentTest, LeavingEndsTheJobAndSaysSo) {
+  training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
+  Assign(Job("a-1"));
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30)));
+  agent_->session()->Leave("told to leave (SIGTERM)", absl::Seconds(30));
+  EXPECT_EQ(AwaitEnd().message(), "told to leave (SIGTERM)");
+  cluster_.With([](auto& state) { EXPECT_EQ(state.goodbyes.size(), 1u); });
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, MetricsAppearWithTheJobAndVanishWithIt) {
+  EXPECT_TRUE(metrics_.Collect().empty());
+  training_.on_step = [this](uint64_t step) {
+    return step < 3 ? absl::OkStatus() : training_.WaitForAbort();
+  };
+  Assign(Job("a-1"));
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().step() == 3; }));
+  double tokens = -1, parameters = -1;
+  for (const prometheus::MetricFamily& family : metrics_.Collect()) {
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      if (family.name == "zeroshard_worker_tokens_total") tokens = metric.counter.value;
+      if (family.name == "zeroshard_worker_memory_bytes" &&
+          metric.label.back().value == "parameters") {
+        parameters = metric.gauge.value;
+      }
+    }
+  }
+  EXPECT_EQ(tokens, 20);
+  EXPECT_EQ(parameters, 4096);
+  StopRun("a-1", "enough");
+  AwaitEnd();
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_TRUE(metrics_.Collect().empty());
+}
+
+}  // namespace
+}  // namespace zeroshard
