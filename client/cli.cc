@@ -4,17 +4,23 @@
 #include <exception>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/command.h"
 #include "common/exit_codes.h"
+#include "common/spec/nearest_key.h"
 
 namespace zeroshard {
 namespace {
 
-void AddCommonOptions(CLI::App* app, CommonOptions* options) {
-  app->add_option("--coordinator", options->coordinator,
-                  "Where the coordinator listens (ZEROSHARD_COORDINATOR)")
-      ->type_name("HOST:PORT")
-      ->capture_default_str();
+void AddCommonOptions(CLI::App* app, CommonOptions* options, bool remote) {
+  if (remote) {
+    app->add_option("--coordinator", options->coordinator,
+                    "Where the coordinator listens (ZEROSHARD_COORDINATOR)")
+        ->type_name("HOST:PORT")
+        ->capture_default_str();
+  }
   app->add_option("--output", options->output, "What is printed: text, or json for programs")
       ->check(CLI::IsMember({"text", "json"}))
       ->type_name("text|json")
@@ -26,12 +32,31 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
       ->capture_default_str();
 }
 
+std::string DescribeMisuse(const CLI::App& app, const std::vector<std::string>& args,
+                           const CLI::ParseError& error) {
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  const auto named = std::find_first_of(args.begin(), args.end(), commands.begin(), commands.end());
+  if (named != args.end()) {
+    return absl::StrCat(error.what(), "; see zeroshard ", *named, " --help");
+  }
+  const std::string list = absl::StrJoin(commands, ", ");
+  if (args.empty() || absl::StartsWith(args[0], "-")) {
+    return absl::StrCat("which command? There are ", list, "; see zeroshard --help");
+  }
+  const std::string nearest = NearestKey(args[0], commands);
+  return absl::StrCat("no command ", args[0],
+                      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
+                      nearest.empty() ? absl::StrCat("; there are ", list) : "");
+}
+
 }  // namespace
 
 CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& name,
-                     const std::string& description, std::function<absl::StatusOr<int>()> run) {
+                     const std::string& description, std::function<absl::StatusOr<int>()> run,
+                     bool remote) {
   CLI::App* command = app->add_subcommand(name, description);
-  AddCommonOptions(command, &context->options);
+  AddCommonOptions(command, &context->options, remote);
   command->callback([context, run = std::move(run)] { context->run = run; });
   return command;
 }
@@ -47,7 +72,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
 
   CLI::App app("Trains language models on a cluster of ZeRO workers.", "zeroshard");
   app.require_subcommand(1);
-  AddCommonOptions(&app, &context.options);
+  AddCommonOptions(&app, &context.options, /*remote=*/true);
   AddLocalCommand(&app, &context);
   AddJobCommands(&app, &context);
   AddQueryCommands(&app, &context);
@@ -57,7 +82,12 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
     // CLI11 takes the arguments last one first.
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error, *env.out, *env.err) == 0 ? kExitOk : kExitUsage;
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      app.exit(error, *env.out, *env.err);
+      return kExitOk;
+    }
+    *env.err << "zeroshard: " << DescribeMisuse(app, args, error) << std::endl;
+    return kExitUsage;
   }
 
   absl::StatusOr<int> result = kExitFailed;

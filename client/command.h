@@ -34,9 +34,11 @@ struct CommandContext {
 // To the coordinator that the options name. INVALID_ARGUMENT: no address.
 absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context);
 
-// A subcommand with the common options, which runs `run`.
+// A subcommand with the common options, which runs `run`. `remote`: it speaks to a coordinator that
+// is already there.
 CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& name,
-                     const std::string& description, std::function<absl::StatusOr<int>()> run);
+                     const std::string& description, std::function<absl::StatusOr<int>()> run,
+                     bool remote = true);
 
 void AddJobCommands(CLI::App* app, CommandContext* context);      // submit, watch, cancel
 void AddQueryCommands(CLI::App* app, CommandContext* context);    // list, status, nodes, version

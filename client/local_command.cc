@@ -52,7 +52,7 @@ std::vector<std::string> BinDirs(const LocalOptions& options, const std::string&
   std::vector<std::string> folders;
   for (const fs::path& root : roots) {
     for (const char* sub : {"", "coordinator", "worker", "shard_store"}) {
-      const std::string folder = (root / sub).lexically_normal().string();
+      const std::string folder = (*sub == '\0' ? root : root / sub).lexically_normal().string();
       if (root == roots.front() || *sub != '\0') folders.push_back(folder);
     }
   }
@@ -252,7 +252,8 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
   CLI::App* local = AddCommand(
       app, context, "local",
       "Runs a job on a whole cluster of its own on this machine; exit code 0 only if it completed",
-      [context, options] { return LocalRun(*context, *options).Run(); });
+      [context, options] { return LocalRun(*context, *options).Run(); },
+      /*remote=*/false);
   local->add_option("job", options->file, "The specification, YAML or JSON; - reads standard input")
       ->type_name("JOB.yaml")
       ->required();

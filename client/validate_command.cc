@@ -47,9 +47,9 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
 
 void AddValidateCommand(CLI::App* app, CommandContext* context) {
   const auto options = std::make_shared<ValidateOptions>();
-  CLI::App* validate =
-      AddCommand(app, context, "validate", "Checks a specification and prints it complete",
-                 [context, options] { return Validate(*context, *options); });
+  CLI::App* validate = AddCommand(
+      app, context, "validate", "Checks a specification and prints it complete",
+      [context, options] { return Validate(*context, *options); }, /*remote=*/false);
   validate
       ->add_option("job", options->file, "The specification, YAML or JSON; - reads standard input")
       ->type_name("JOB.yaml")
