@@ -1,9 +1,11 @@
 #include "worker/ops/norm_accumulator.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mutex>
 

@@ -7,8 +7,10 @@
 //   rounded once, to nearest even, and a NaN stays a NaN.
 // * The same bits for any thread count, alignment and instruction set (fused multiply-adds are real
 //   ones or emulated), and whether an element falls into a whole vector or a tail.
-// * A sum over a row runs in 32 lanes (element i in lane i % 32) folded by halves; a sum over rows
-//   runs over 64 rows at a time, in order, and over those partial sums in order.
+// * A sum over a row runs in 32 lanes (element i in lane i % 32) folded by halves; a sum over
+// columns'
+//   rows runs over 64 rows at a time, in order, and over those partial sums in order. The rows of
+//   an embedding's gradient are added one by one, in order of position.
 // * Reentrant: no state but Rope's cache of angles, which is locked. No pointer is kept.
 // * Outputs may not overlap inputs unless ops.h or the comment here says so.
 #pragma once
