@@ -73,8 +73,8 @@ class Event {
 class Stream {
  public:
   virtual ~Stream() = default;
-  // Runs `work` after everything enqueued before it; the event carries its status. Work that follows
-  // a failed one still runs: whoever waits decides.
+  // Runs `work` after everything enqueued before it; the event carries its status. Work that
+  // follows a failed one still runs: whoever waits decides.
   virtual Event Enqueue(std::function<absl::Status()> work) = 0;
   // What is enqueued after this waits for `event` first.
   virtual void WaitFor(const Event& event) = 0;
