@@ -181,15 +181,16 @@ absl::Status Mesh::ConnectPairs() {
 }
 
 absl::Status Mesh::PostGuards() {
-  auto own = Wrap(&own_farewell_, sizeof(Farewell));
-  if (!own.ok()) return own.status();
-  own_farewell_buffer_ = *std::move(own);
+  own_farewell_buffers_.resize(size_);
   std::vector<std::unique_ptr<MessageBuffer>> alive(size_);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     auto guard = Wrap(&alive_byte_, 1);
     if (!guard.ok()) return guard.status();
     alive[peer] = *std::move(guard);
+    auto own = Wrap(&own_farewell_, sizeof(Farewell));
+    if (!own.ok()) return own.status();
+    own_farewell_buffers_[peer] = *std::move(own);
     auto farewell = Wrap(&farewells_[peer], sizeof(Farewell));
     if (!farewell.ok()) return farewell.status();
     farewell_buffers_[peer] = *std::move(farewell);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -100,7 +101,14 @@ class Mesh {
   // Takes what `peer`, whose connection is closed, had still delivered; an error if that is not
   // all.
   absl::Status DrainLost(absl::Span<Await> rest, int peer);
-  void SayFarewell(const absl::Status& why, int blamed);
+  // Waits for one completion, until about `limit` has passed. False also where the connection
+  // broke.
+  bool TakeWithin(Await& await, Clock::duration limit);
+  bool SaidFarewell(int peer);
+  // `peer`, and the other ranks whose connections broke without a farewell.
+  std::set<int> SilentlyBroken(int peer);
+  // While the caller's buffers still exist: a message that is half sent holds back the farewell.
+  void SayFarewell(const absl::Status& why);
 
   void Watch();
   void Check() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -126,7 +134,7 @@ class Mesh {
   std::vector<Farewell> farewells_;
   std::vector<std::unique_ptr<MessageBuffer>> farewell_buffers_;
   Farewell own_farewell_;
-  std::unique_ptr<MessageBuffer> own_farewell_buffer_;
+  std::vector<std::unique_ptr<MessageBuffer>> own_farewell_buffers_;
   int blamed_ = -1;  // whom the last error was about
   bool farewell_said_ = false;
   Clock::time_point started_;
@@ -141,7 +149,8 @@ class Mesh {
   absl::Status interrupt_ ABSL_GUARDED_BY(mutex_);
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;
   int lost_peer_ ABSL_GUARDED_BY(mutex_) = -1;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // the pending wait ends at drain_until_
+  Clock::time_point drain_until_ ABSL_GUARDED_BY(mutex_);
   Await* waiting_ ABSL_GUARDED_BY(mutex_) = nullptr;
   absl::Span<const Await> awaited_ ABSL_GUARDED_BY(mutex_);
   std::thread watcher_;

@@ -18,6 +18,8 @@ constexpr int kIdleTicks = 10;
 // The transport closes every connection when one of its own waits expires, which would accuse ranks
 // that are well. So the watcher ends waits, and this is only a bound should it not run.
 constexpr std::chrono::milliseconds kBackstop = std::chrono::hours(24);
+// How long a rank that gives up tries to tell the others.
+constexpr std::chrono::milliseconds kFarewellTime(200);
 // How long the transport may take to tell all buffers of a connection that it broke.
 constexpr std::chrono::milliseconds kSettle(100);
 
@@ -95,6 +97,7 @@ absl::Status Mesh::AwaitNext(absl::Span<Await> rest) {
     }
   }
   int lost = -1;
+  absl::Status interrupted;
   {
     absl::MutexLock lock(&mutex_);
     waiting_ = nullptr;
@@ -103,9 +106,13 @@ absl::Status Mesh::AwaitNext(absl::Span<Await> rest) {
       --next.completions;
       return absl::OkStatus();
     }
-    if (!interrupt_.ok()) return interrupt_;
+    interrupted = interrupt_;
     lost = lost_peer_;
     stopped = expired_;
+  }
+  if (!interrupted.ok()) {
+    SayFarewell(interrupted);
+    return interrupted;
   }
   if (broken) return LostError(next.peer);
   if (stopped) return DeadlineError(rest);
@@ -113,33 +120,37 @@ absl::Status Mesh::AwaitNext(absl::Span<Await> rest) {
   return absl::OkStatus();  // woken on behalf of an earlier wait on this buffer
 }
 
+bool Mesh::TakeWithin(Await& await, Clock::duration limit) {
+  const auto until = Clock::now() + limit;
+  int refusals = 0;  // the first may be on behalf of an earlier wait
+  while (refusals < 2) {
+    {
+      absl::MutexLock lock(&mutex_);
+      draining_ = true;
+      drain_until_ = until;
+      waiting_ = &await;
+    }
+    bool done = false;
+    bool broken = false;
+    try {
+      done = await.receive ? await.buffer->waitRecv(kBackstop) : await.buffer->waitSend(kBackstop);
+    } catch (const std::exception&) {
+      broken = true;
+    }
+    absl::MutexLock lock(&mutex_);
+    draining_ = false;
+    waiting_ = nullptr;
+    if (done) --await.completions;
+    if (done || broken) return done;
+    ++refusals;
+  }
+  return false;
+}
+
 absl::Status Mesh::DrainLost(absl::Span<Await> rest, int peer) {
   for (Await& await : rest) {
-    if (await.peer != peer) continue;
-    int refusals = 0;  // the first may be on behalf of an earlier wait
-    while (await.completions > 0) {
-      if (refusals == 2) return LostError(peer);
-      {
-        absl::MutexLock lock(&mutex_);
-        draining_ = true;
-        waiting_ = &await;
-      }
-      bool done = false;
-      bool broken = false;
-      try {
-        done =
-            await.receive ? await.buffer->waitRecv(kBackstop) : await.buffer->waitSend(kBackstop);
-      } catch (const std::exception&) {
-        broken = true;
-      }
-      {
-        absl::MutexLock lock(&mutex_);
-        draining_ = false;
-        waiting_ = nullptr;
-        if (done) --await.completions;
-      }
-      if (broken) return LostError(peer);
-      if (!done) ++refusals;
+    while (await.peer == peer && await.completions > 0) {
+      if (!TakeWithin(await, Clock::duration::zero())) return LostError(peer);
     }
   }
   return absl::OkStatus();
@@ -150,8 +161,7 @@ absl::Status Mesh::DeadlineError(absl::Span<Await> rest) {
   blamed_ = rest.front().peer;
   std::set<int> missing{blamed_};
   SayFarewell(
-      absl::DeadlineExceededError(absl::StrFormat("waited %.2f s for rank %d", waited, blamed_)),
-      blamed_);
+      absl::DeadlineExceededError(absl::StrFormat("waited %.2f s for rank %d", waited, blamed_)));
   // From here on connections may be closed, so each wait may be the transport's own.
   for (Await& await : rest.subspan(1)) {
     try {
@@ -170,42 +180,78 @@ absl::Status Mesh::DeadlineError(absl::Span<Await> rest) {
       missing.size() == 1 ? "rank" : "ranks", absl::StrJoin(missing, ", ")));
 }
 
-absl::Status Mesh::LostError(int peer) {
-  blamed_ = peer;
-  bool said = false;
+// Only of a peer whose connection is broken: else the wait, expiring, would break all of them.
+bool Mesh::SaidFarewell(int peer) {
+  if (farewell_buffers_[peer] == nullptr) return false;
   try {
-    said = farewell_buffers_[peer] != nullptr && farewell_buffers_[peer]->waitRecv(kSettle);
+    return farewell_buffers_[peer]->waitRecv(kSettle) && farewells_[peer].magic == Farewell::kMagic;
   } catch (const std::exception&) {
-    // It left without a word.
+    return false;
   }
-  Farewell& farewell = farewells_[peer];
-  if (!said || farewell.magic != Farewell::kMagic) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", peer, " is gone: its process ended or it closed its connection"));
-  }
-  farewell.text.back() = '\0';
-  if (farewell.blamed >= 0 && farewell.blamed < size_) blamed_ = farewell.blamed;
-  const bool late = farewell.code == static_cast<int32_t>(absl::StatusCode::kDeadlineExceeded);
-  return absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
-                      absl::StrCat("rank ", peer, " left: ", farewell.text.data()));
 }
 
-void Mesh::SayFarewell(const absl::Status& why, int blamed) {
-  if (farewell_said_ || own_farewell_buffer_ == nullptr) return;
+std::set<int> Mesh::SilentlyBroken(int peer) {
+  std::set<int> broken;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (int other = 0; other < size_; ++other) {
+      if (other != rank_ && other != peer && IsBroken(other)) broken.insert(other);
+    }
+  }
+  std::erase_if(broken, [this](int other) { return SaidFarewell(other); });
+  broken.insert(peer);
+  return broken;
+}
+
+absl::Status Mesh::LostError(int peer) {
+  blamed_ = peer;
+  absl::Status status;
+  Farewell& farewell = farewells_[peer];
+  if (SaidFarewell(peer)) {
+    farewell.text.back() = '\0';
+    if (farewell.blamed >= 0 && farewell.blamed < size_) blamed_ = farewell.blamed;
+    const bool late = farewell.code == static_cast<int32_t>(absl::StatusCode::kDeadlineExceeded);
+    status =
+        absl::Status(late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kUnavailable,
+                     absl::StrCat("rank ", peer, " left: ", farewell.text.data()));
+  } else {
+    // It may have left because of another whose end is just being noticed.
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
+    const std::set<int> broken = SilentlyBroken(peer);
+    status = absl::UnavailableError(absl::StrCat(
+        broken.size() == 1 ? "rank " : "ranks ", absl::StrJoin(broken, ", "),
+        broken.size() == 1 ? " is" : " are", " gone: the process ended or closed its connections"));
+  }
+  SayFarewell(status);
+  return status;
+}
+
+void Mesh::SayFarewell(const absl::Status& why) {
+  if (farewell_said_ || own_farewell_buffers_.empty()) return;
   farewell_said_ = true;
-  Farewell& farewell = own_farewell_;
-  farewell.magic = Farewell::kMagic;
-  farewell.code = static_cast<int32_t>(why.code());
-  farewell.blamed = blamed;
-  const size_t length = std::min(why.message().size(), farewell.text.size() - 1);
-  std::memcpy(farewell.text.data(), why.message().data(), length);
+  own_farewell_.magic = Farewell::kMagic;
+  own_farewell_.code = static_cast<int32_t>(why.code());
+  own_farewell_.blamed = blamed_;
+  const size_t length = std::min(why.message().size(), own_farewell_.text.size() - 1);
+  std::memcpy(own_farewell_.text.data(), why.message().data(), length);
+  std::vector<Await> sent;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
+    MessageBuffer* buffer = own_farewell_buffers_[peer].get();
+    if (buffer == nullptr) continue;
     try {
-      own_farewell_buffer_->send(peer, kFarewellSlot, 0, sizeof(Farewell));
+      buffer->send(peer, kFarewellSlot, 0, sizeof(Farewell));
+      sent.push_back({buffer, peer, false, 1});
     } catch (const std::exception&) {
       // That one is gone already.
     }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!busy_) return;  // nothing under way that could hold them back, and no watcher to end waits
+  }
+  const auto until = Clock::now() + kFarewellTime;
+  for (Await& await : sent) {
+    TakeWithin(await, std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero()));
   }
 }
 
@@ -217,13 +263,13 @@ void Mesh::Interrupt(const absl::Status& status) {
 
 void Mesh::Close(const absl::Status& why) {
   if (context_ == nullptr) return;
-  if (!why.ok()) SayFarewell(why, blamed_);
+  if (!why.ok()) SayFarewell(why);
   {
     absl::MutexLock lock(&mutex_);
     alive_.clear();
   }
   farewell_buffers_.clear();
-  own_farewell_buffer_ = nullptr;
+  own_farewell_buffers_.clear();
   context_ = nullptr;
   device_ = nullptr;
 }
@@ -261,8 +307,8 @@ void Mesh::Check() {
     return;
   }
   if (waiting_ == nullptr) return;
-  if (draining_) {  // what is not there by now never comes
-    WakeWaiter();
+  if (draining_) {
+    if (Clock::now() >= drain_until_) WakeWaiter();
     return;
   }
   for (const Await& await : awaited_) {

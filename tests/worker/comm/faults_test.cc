@@ -248,8 +248,10 @@ TEST(Death, ACommunicatorThatIsDestroyedIsNoticedPromptlyInEveryOperation) {
       for (int r : {0, 2}) {
         const absl::Status status = events[r].Wait();
         EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-        EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 1 is gone"), HasSubstr(operation.name),
-                                        HasSubstr("blocks.3 (step 7, backward)")));
+        EXPECT_THAT(Text(status),
+                    AllOf(AnyOf(HasSubstr("rank 1 is gone"), HasSubstr("ranks 0, 1 are gone"),
+                                HasSubstr("ranks 1, 2 are gone")),
+                          HasSubstr(operation.name), HasSubstr("blocks.3 (step 7, backward)")));
       }
     });
     EXPECT_LT(seconds, 2.0);
@@ -376,7 +378,9 @@ TEST(Death, AProcessKilledInACollectiveIsNamedPromptly) {
   RunUntil(SIGKILL, absl::Seconds(20), &seen, &seconds);
   for (int r : {0, 2}) {
     EXPECT_EQ(seen[r].code(), absl::StatusCode::kUnavailable) << seen[r];
-    EXPECT_THAT(Text(seen[r]), HasSubstr("rank 1 is gone"));
+    // The other rank leaves too, with a word where it gets through in time.
+    EXPECT_THAT(Text(seen[r]), AnyOf(HasSubstr("rank 1 is gone"), HasSubstr("ranks 0, 1 are gone"),
+                                     HasSubstr("ranks 1, 2 are gone")));
     EXPECT_LT(seconds[r], 2.0);
   }
 }
