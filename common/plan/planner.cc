@@ -18,7 +18,7 @@ class RankPlanner {
     wire_ = SizeOf(options_.dtype);
     accumulate_ = SizeOf(policy.accumulate_type);
     peers_ = static_cast<uint64_t>(options_.world - 1);
-    table_ = TokenTable(model);
+    blocks_ = TokenTableBlocks(model);
   }
 
   RankPlan Plan() {
@@ -66,7 +66,7 @@ class RankPlanner {
       plan_.gradients +=
           static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) * model_.config.hidden * 4);
     } else if (policy_.tied) {
-      plan_.gradients += OwnedBytes(0, table_) * accumulate_;
+      plan_.gradients += OwnedBytes(0, blocks_) * accumulate_;
     }
   }
 
@@ -96,7 +96,7 @@ class RankPlanner {
       if (!policy_.trained[u]) continue;
       ElementRange range{0, model_.units[u].length};
       // Of the embedding, the head's part where tied; the rows are counted below.
-      if (u == 0 && !policy_.tied) range.begin = RoundUp(table_.end, 64);
+      if (u == 0 && !policy_.tied) range.begin = blocks_.end;
       reduced += ReduceBytes(u, range);
     }
     if (!policy_.trained[0]) return;
@@ -104,7 +104,7 @@ class RankPlanner {
       const uint64_t row = 4 + static_cast<uint64_t>(model_.config.hidden) * wire_;
       plan_.step[kAllGather][kBackward] += static_cast<uint64_t>(policy_.row_slots) * row * peers_;
     } else if (contributes) {
-      reduced += ReduceBytes(0, {table_.begin, RoundUp(table_.end, 64)});
+      reduced += ReduceBytes(0, blocks_);
     }
   }
 
@@ -123,7 +123,7 @@ class RankPlanner {
   const ZeroOptions& options_;
   const int rank_;
   uint64_t wire_ = 0, accumulate_ = 0, peers_ = 0;
-  ElementRange table_;
+  ElementRange blocks_;
   RankPlan plan_;
 };
 

@@ -124,6 +124,11 @@ ElementRange TokenTable(const ModelTable& model) {
   return {table.offset, table.offset + table.size};
 }
 
+ElementRange TokenTableBlocks(const ModelTable& model) {
+  const ElementRange table = TokenTable(model);
+  return {table.begin, RoundUp(table.end, 64)};
+}
+
 ElementRange Owned(const ShardLayout& layout, int rank, ElementRange range) {
   const int64_t begin = std::max(range.begin, layout.Begin(rank));
   const int64_t end = std::min(range.end, layout.End(rank));

@@ -83,6 +83,8 @@ struct ElementRange {
   int64_t size() const { return end - begin; }
 };
 ElementRange TokenTable(const ModelTable& model);
+// The same rounded up to whole 64-element blocks: what is reduced where it travels densely.
+ElementRange TokenTableBlocks(const ModelTable& model);
 // The part of `range` that `rank` owns (empty: begin == end).
 ElementRange Owned(const ShardLayout& layout, int rank, ElementRange range);
 

@@ -1,8 +1,8 @@
-// The kernels, behind one interface a backend implements. All matrices are row-major and dense unless
-// a leading dimension is named. Pointers are device memory. Unless said otherwise T-typed tensors are
-// of the job's compute type (`dtype`: fp32 or bf16), statistics and losses are fp32, and sums are
-// accumulated in fp32. Every result is the same for any thread count. One instance serves one thread
-// at a time (it owns that rank's scratch memory); instances are independent.
+// The kernels, behind one interface a backend implements. All matrices are row-major and dense
+// unless a leading dimension is named. Pointers are device memory. Unless said otherwise T-typed
+// tensors are of the job's compute type (`dtype`: fp32 or bf16), statistics and losses are fp32,
+// and sums are accumulated in fp32. Every result is the same for any thread count. One instance
+// serves one thread at a time (it owns that rank's scratch memory); instances are independent.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,8 @@ class Ops {
 
   virtual absl::Status Matmul(const MatmulArgs& args) = 0;
 
-  // out[c] (+)= sum over rows of x[rows, cols], added from row 0 on in a fixed order; out is out_type.
+  // out[c] (+)= sum over rows of x[rows, cols], added from row 0 on in a fixed order; out is
+  // out_type.
   virtual void ColumnSum(const void* x, int64_t rows, int64_t cols, DType dtype, void* out,
                          DType out_type) = 0;
 
@@ -71,9 +72,9 @@ class Ops {
                                  void* d_bias) = 0;
   virtual void RmsNormForward(const void* x, const void* weight, int64_t rows, int64_t cols,
                               float eps, DType dtype, void* y, float* rstd) = 0;
-  virtual void RmsNormBackward(const void* dy, const void* x, const void* weight,
-                               const float* rstd, int64_t rows, int64_t cols, DType dtype,
-                               bool accumulate_dx, void* dx, void* d_weight) = 0;
+  virtual void RmsNormBackward(const void* dy, const void* x, const void* weight, const float* rstd,
+                               int64_t rows, int64_t cols, DType dtype, bool accumulate_dx,
+                               void* dx, void* d_weight) = 0;
 
   // GELU with the tanh approximation ("gelu_new" in GPT-2).
   virtual void GeluForward(const void* x, int64_t n, DType dtype, void* y) = 0;
@@ -109,9 +110,9 @@ class Ops {
   // y[i] = tok[tokens[i]] (+ pos[i % seq] where pos is not null); tokens [batch*seq].
   virtual void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos,
                                 int64_t batch, int64_t seq, int64_t cols, DType dtype, void* y) = 0;
-  // The token table's gradient as rows: ids[] receives the distinct tokens in rising order, followed
-  // by -1 up to batch*seq; rows [batch*seq, cols] their fp32 sums (in order of position) rounded once
-  // to dtype, zeros after the last.
+  // The token table's gradient as rows: ids[] receives the distinct tokens in rising order,
+  // followed by -1 up to batch*seq; rows [batch*seq, cols] their fp32 sums (in order of position)
+  // rounded once to dtype, zeros after the last.
   virtual void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch,
                                      int64_t seq, int64_t cols, DType dtype, int32_t* ids,
                                      void* rows) = 0;
@@ -120,12 +121,14 @@ class Ops {
                                 DType dtype, void* d_pos) = 0;
 
   // losses[i] = -log softmax(logits[i])[targets[i]] (0 and a zero gradient where the target is -1);
-  // with `gradient`, logits become softmax - onehot, the gradient of the summed loss. logits [rows, v].
+  // with `gradient`, logits become softmax - onehot, the gradient of the summed loss. logits [rows,
+  // v].
   virtual void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                             DType dtype, bool gradient, float* losses) = 0;
-  // The same for logits stored [v, rows], one column a row above (worker/ops/cross_entropy_columns.h).
-  // The head uses it: with the vocabulary outermost each run of vocabulary rows is a dense operand of
-  // the head matrix's gradient, and an odd vocabulary size never is a leading dimension.
+  // The same for logits stored [v, rows], one column a row above
+  // (worker/ops/cross_entropy_columns.h). The head uses it: with the vocabulary outermost each run
+  // of vocabulary rows is a dense operand of the head matrix's gradient, and an odd vocabulary size
+  // never is a leading dimension.
   virtual void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                                    DType dtype, bool gradient, float* losses) = 0;
 
@@ -155,8 +158,9 @@ class Ops {
 // `threads`: OpenMP threads of one call.
 std::unique_ptr<Ops> MakeCpuOps(int threads);
 
-// Initial values (architecture, section 4): a counter-based generator keyed by seed, tensor name and
-// element index, so that any rank can fill any range. Writes elements [begin, end) of the tensor.
+// Initial values (architecture, section 4): a counter-based generator keyed by seed, tensor name
+// and element index, so that any rank can fill any range. Writes elements [begin, end) of the
+// tensor.
 void InitNormal(uint64_t seed, const std::string& tensor, int64_t begin, int64_t end, float std,
                 float* out);
 

@@ -24,6 +24,7 @@ TokenRows::TokenRows(const ModelTable* model, const ZeroPolicy* policy, UnitStat
       comm_(comm),
       ops_(ops),
       table_(TokenTable(*model)),
+      blocks_(TokenTableBlocks(*model)),
       owned_(Owned(embedding->layout, comm->rank(), table_)),
       first_row_((owned_.begin - table_.begin) / model->config.hidden),
       wire_(policy->options.dtype) {}
@@ -68,8 +69,9 @@ absl::Status TokenRows::Allocate(Device* device) {
     return buffers(Bytes(slots * columns, wire_), &all_rows_);
   }
   if (policy_.tied) {
-    ZS_ASSIGN_OR_RETURN(sums_, device->Allocate(Bytes(owned_.size(), policy_.accumulate_type),
-                                                MemoryKind::kGradients));
+    const int64_t owned = Owned(unit_.layout, comm_->rank(), blocks_).size();
+    ZS_ASSIGN_OR_RETURN(
+        sums_, device->Allocate(Bytes(owned, policy_.accumulate_type), MemoryKind::kGradients));
   }
   return absl::OkStatus();
 }
@@ -108,24 +110,22 @@ void TokenRows::AccumulateLocally() {
 }
 
 absl::Status TokenRows::ReduceDense(int64_t round) {
-  // The range is rounded up to whole 64-element blocks, as the layout is.
-  const ElementRange range{table_.begin, RoundUp(table_.end, 64)};
-  const size_t bytes = Bytes(range.size(), wire_);
+  const size_t bytes = Bytes(blocks_.size(), wire_);
   Buffer apart;
   void* dense = nullptr;
   if (policy_.tied) {
     ZS_ASSIGN_OR_RETURN(apart, reducer_->TakeTransient(bytes));
     dense = apart.data();
   } else {
-    ZS_ASSIGN_OR_RETURN(dense, reducer_->Sink(0)->Acquire(range.begin, range.end));
+    ZS_ASSIGN_OR_RETURN(dense, reducer_->Sink(0)->Acquire(blocks_.begin, blocks_.end));
   }
   ops_->Zero(dense, bytes);
   for (int64_t i = 0; i < policy_.row_slots && ids()[i] >= 0; ++i) {
     ops_->Copy(static_cast<char*>(dense) + Bytes(int64_t{ids()[i]} * config_.hidden, wire_),
                rows_.as<char>() + Bytes(i * config_.hidden, wire_), Bytes(config_.hidden, wire_));
   }
-  if (!policy_.tied) return reducer_->Sink(0)->Done(range.begin, range.end);
-  return reducer_->ReduceApart(0, std::move(apart), range, sums_.data());
+  if (!policy_.tied) return reducer_->Sink(0)->Done(blocks_.begin, blocks_.end);
+  return reducer_->ReduceApart(0, std::move(apart), blocks_, sums_.data());
 }
 
 absl::Status TokenRows::GatherRows(uint64_t step, int contributors) {

@@ -52,9 +52,10 @@ class TokenRows {
   GradientReducer* reducer_;
   Communicator* comm_;
   Ops* ops_;
-  const ElementRange table_;  // of the unit's flat vector
-  const ElementRange owned_;  // this rank's part of it
-  const int64_t first_row_;   // that owned_ touches
+  const ElementRange table_;   // of the unit's flat vector
+  const ElementRange blocks_;  // the same in whole blocks
+  const ElementRange owned_;   // this rank's part of it
+  const int64_t first_row_;    // that owned_ touches
   const DType wire_;
 
   Buffer ids_, rows_;

@@ -1,0 +1,231 @@
+// Ranks as threads of one process, over the real collectives, kernels and engine: trains a job and
+// returns everything that a test compares.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/substitute.h"
+#include "common/plan/planner.h"
+#include "common/spec/job_spec.h"
+#include "gtest/gtest.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/memory_rendezvous.h"
+#include "worker/train/trainer.h"
+
+namespace zeroshard {
+
+// Tokens held in memory, cut into samples as TokenDataset says.
+class MemoryDataset : public TokenDataset {
+ public:
+  MemoryDataset(std::vector<int32_t> tokens, int64_t sequence)
+      : tokens_(std::move(tokens)), sequence_(sequence) {}
+  int64_t token_count() const override { return static_cast<int64_t>(tokens_.size()); }
+  int64_t sample_count() const override { return (token_count() - 1) / sequence_; }
+  void Sample(int64_t index, absl::Span<int32_t> tokens,
+              absl::Span<int32_t> targets) const override {
+    for (int64_t i = 0; i < sequence_; ++i) {
+      const size_t at = static_cast<size_t>(index * sequence_ + i);
+      tokens[static_cast<size_t>(i)] = tokens_[at];
+      targets[static_cast<size_t>(i)] = masked_ && masked_(index, i) ? -1 : tokens_[at + 1];
+    }
+  }
+  // Targets for which this returns true carry no loss.
+  void MaskTargets(std::function<bool(int64_t sample, int64_t position)> masked) {
+    masked_ = std::move(masked);
+  }
+
+ private:
+  std::vector<int32_t> tokens_;
+  int64_t sequence_;
+  std::function<bool(int64_t, int64_t)> masked_;
+};
+
+// A text-like sequence: each token depends on the one before, so there is something to learn.
+inline std::vector<int32_t> ChainTokens(int64_t count, int32_t vocab, uint32_t seed = 1) {
+  std::vector<int32_t> tokens;
+  uint32_t state = seed;
+  int32_t token = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    token = (token * 3 + static_cast<int32_t>((state >> 16) % 5)) % vocab;
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+struct RankResult {
+  absl::Status status;
+  std::vector<v1::StepRecord> records;
+  std::string digest;
+  std::vector<std::vector<float>> tensors;  // those asked for
+  int64_t memory[kMemoryKinds] = {};        // at the end, by MemoryKind
+  TrafficTable traffic{};                   // of the training steps
+  uint64_t nonfinite = 0;
+};
+
+struct RunOptions {
+  int world = 1;
+  int threads = 1;
+  std::vector<std::string> tensors = {};
+  // Called on the rank's thread with its trainer's communicator, after each step.
+  std::function<void(int rank, const v1::StepRecord&)> on_step = nullptr;
+};
+
+class RecordingObserver : public TrainObserver {
+ public:
+  RecordingObserver(int rank, RankResult* result, const RunOptions* options)
+      : rank_(rank), result_(*result), options_(*options) {}
+  void OnProgress(uint64_t, StepPhase, const std::string&) override {}
+  void OnStep(const v1::StepRecord& record) override {
+    result_.records.push_back(record);
+    if (options_.on_step) options_.on_step(rank_, record);
+  }
+
+ private:
+  const int rank_;
+  RankResult& result_;
+  const RunOptions& options_;
+};
+
+inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const TokenDataset& data,
+                    int rank, Rendezvous* rendezvous, RankResult* result) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
+  GlooOptions gloo;
+  gloo.rank = rank;
+  gloo.size = options.world;
+  gloo.host = "127.0.0.1";
+  gloo.operation_timeout = absl::Seconds(60);
+  auto comm = MakeGlooCommunicator(gloo, rendezvous, device.get());
+  if (!comm.ok()) {
+    result->status = comm.status();
+    return;
+  }
+  TrainerOptions trainer_options;
+  trainer_options.spec = spec;
+  trainer_options.device = device.get();
+  trainer_options.ops = ops.get();
+  trainer_options.comm = comm->get();
+  trainer_options.data = &data;
+  auto trainer = Trainer::Create(trainer_options);
+  if (!trainer.ok()) {
+    (*comm)->Abort(std::string(trainer.status().message()));
+    result->status = trainer.status();
+    return;
+  }
+  RecordingObserver observer(rank, result, &options);
+  const std::atomic<bool> stop{false};
+  result->status = (*trainer)->Run(&observer, stop);
+  result->nonfinite = (*trainer)->counters().nonfinite;
+  for (int op = 0; op < kCollectiveOps; ++op)
+    for (int phase = 0; phase < kPhases; ++phase)
+      result->traffic[op][phase] =
+          (*comm)->traffic().Get(static_cast<CollectiveOp>(op), static_cast<Phase>(phase));
+  for (int kind = 0; kind < kMemoryKinds; ++kind)
+    result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+  if (!result->status.ok()) {
+    (*comm)->Abort("a rank failed");
+    return;
+  }
+  auto digest = (*trainer)->WeightsDigest();
+  result->status = digest.status();
+  if (digest.ok()) result->digest = *digest;
+  for (const std::string& name : options.tensors) {
+    auto tensor = (*trainer)->GatherTensor(name);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    result->tensors.push_back(*std::move(tensor));
+  }
+}
+
+// Trains on every rank; results by rank.
+inline std::vector<RankResult> TrainJob(const v1::JobSpec& spec, const RunOptions& options,
+                                        const TokenDataset& data) {
+  MemoryRendezvous rendezvous;
+  std::vector<RankResult> results(static_cast<size_t>(options.world));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < options.world; ++rank)
+    threads.emplace_back([&, rank] {
+      RunRank(spec, options, data, rank, &rendezvous, &results[static_cast<size_t>(rank)]);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// A normalised job of `text`, plus overrides "key.path=value".
+inline v1::JobSpec MakeSpec(const std::string& text,
+                            const std::vector<std::string>& overrides = {}) {
+  auto spec = ParseJobSpec(text, "test.yaml", overrides);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  if (!spec.ok()) return {};
+  const absl::Status status = NormaliseJobSpec(&*spec);
+  EXPECT_TRUE(status.ok()) << status;
+  return *spec;
+}
+
+// Small models that still cross every boundary: shards that split rows, several blocks, two
+// micro-batches of two sequences.
+inline const char* TinyGpt2() {
+  return R"(
+name: tiny
+model: {architecture: gpt2, hidden_size: 32, layers: 3, heads: 4, sequence_length: 24, vocab_size: 61}
+data: {train: [unused], tokenizer: tokens}
+resources: {workers: 1}
+train_batch_size: 6
+train_micro_batch_size_per_gpu: 2
+steps: 4
+seed: 7
+optimizer: {type: AdamW, params: {lr: 3.0e-3, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 0.1}}
+scheduler: {type: cosine, params: {warmup_steps: 2, min_lr: 3.0e-4}}
+gradient_clipping: 1.0
+zero_optimization: {stage: 0, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
+)";
+}
+
+inline const char* TinyLlama() {
+  return R"(
+name: tiny
+model: {architecture: llama, hidden_size: 32, layers: 3, heads: 4, kv_heads: 2, intermediate_size: 80,
+        sequence_length: 24, vocab_size: 61}
+data: {train: [unused], tokenizer: tokens}
+resources: {workers: 1}
+train_batch_size: 6
+train_micro_batch_size_per_gpu: 2
+steps: 4
+seed: 7
+optimizer: {type: AdamW, params: {lr: 3.0e-3, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 0.1}}
+scheduler: {type: cosine, params: {warmup_steps: 2, min_lr: 3.0e-4}}
+gradient_clipping: 1.0
+zero_optimization: {stage: 0, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
+)";
+}
+
+inline MemoryDataset TinyData() { return MemoryDataset(ChainTokens(24 * 40 + 1, 61), 24); }
+
+// Losses, norms and final weights, bit for bit.
+inline std::string Fingerprint(const RankResult& result) {
+  std::string text;
+  for (const v1::StepRecord& r : result.records)
+    absl::StrAppendFormat(&text, "%d %a %a %a %d\n", r.step(), r.loss(), r.grad_norm(),
+                          r.learning_rate(), r.tokens());
+  return text + result.digest;
+}
+
+// Trains and returns what every rank agrees on, bit for bit.
+inline std::string TrainFingerprint(const v1::JobSpec& spec, const RunOptions& options,
+                                    const TokenDataset& data) {
+  const std::vector<RankResult> results = TrainJob(spec, options, data);
+  for (const RankResult& result : results) {
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(result.records.size(), spec.steps());
+    EXPECT_EQ(Fingerprint(result), Fingerprint(results[0])) << "ranks disagree";
+  }
+  return Fingerprint(results[0]);
+}
+
+}  // namespace zeroshard
