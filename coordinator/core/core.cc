@@ -26,6 +26,7 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
       run.ranks.emplace_back().record = std::move(record);
     }
     by_order_[run.job.order] = run_id;
+    if (run.job.state == v1::JOB_STATE_QUEUED) queue_.insert(run.job.order);
     next_order_ = std::max(next_order_, run.job.order + 1);
     const bool placed = run.job.state == v1::JOB_STATE_PLACING ||
                         run.job.state == v1::JOB_STATE_RUNNING ||
@@ -100,16 +101,17 @@ absl::Duration Core::Discount(absl::Duration now) {
 }
 
 void Core::On(const Tick& event, const Moment& moment, Decision* out) {
-  while (!wakes_.empty() && wakes_.top() <= moment.now) wakes_.pop();
+  wakes_.erase(wakes_.begin(), wakes_.upper_bound(moment.now));
   CheckMembers(moment, out);
   CheckRuns(moment, out);
 }
 
-void Core::WakeBy(absl::Duration when) { wakes_.push(when); }
+// In steps of 10 ms: a thousand ranks that wait with nearly one deadline make one tick.
+void Core::WakeBy(absl::Duration when) { wakes_.insert(absl::Ceil(when, absl::Milliseconds(10))); }
 
 absl::Duration Core::NextDeadline() const {
   absl::Duration next = last_now_ + options_.heartbeat_interval;
-  if (!wakes_.empty()) next = std::min(next, wakes_.top() + discount_);
+  if (!wakes_.empty()) next = std::min(next, *wakes_.begin() + discount_);
   return next;
 }
 

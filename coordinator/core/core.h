@@ -11,7 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <queue>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -129,6 +129,7 @@ class Core {
   Membership members_;
   std::map<std::string, Run> runs_;            // by run id
   std::map<uint64_t, std::string> by_order_;   // run ids, oldest first
+  std::set<uint64_t> queue_;                   // orders of the QUEUED
   std::map<std::string, std::string> newest_;  // run id by name
   std::map<RequestId, std::string> parked_;    // run id of a call that may still wait
   uint64_t next_order_ = 1;
@@ -138,8 +139,7 @@ class Core {
 
   absl::Duration last_now_ = -absl::InfiniteDuration();
   absl::Duration discount_ = absl::ZeroDuration();
-  std::priority_queue<absl::Duration, std::vector<absl::Duration>, std::greater<absl::Duration>>
-      wakes_;
+  std::set<absl::Duration> wakes_;
 };
 
 }  // namespace zeroshard::coordinator

@@ -76,9 +76,10 @@ void Core::On(const Cancel& event, const Moment& moment, Decision* out) {
 
 void Core::Schedule(const Moment& moment, Decision* out) {
   std::string ahead;
-  for (const auto& [order, run_id] : by_order_) {
-    Run& run = runs_[run_id];
-    if (run.job.state != v1::JOB_STATE_QUEUED) continue;
+  const std::set<uint64_t> queue = queue_;  // placing takes jobs out of it
+  for (const uint64_t order : queue) {
+    const std::string& run_id = by_order_.at(order);
+    Run& run = runs_.at(run_id);
     std::string reason;
     if (ahead.empty()) {
       std::vector<Member*> chosen = Choose(run.job.spec, &reason);
@@ -171,6 +172,11 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
 void Core::SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
                     Decision* out) {
   run.job.state = state;
+  if (state == v1::JOB_STATE_QUEUED) {
+    queue_.insert(run.job.order);
+  } else {
+    queue_.erase(run.job.order);
+  }
   run.job.reason = reason;
   out->records.push_back(run.job);
   AddEvent(run, reason, moment, out);

@@ -83,6 +83,7 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
       NameOfMember(member), " (pid ", hello.pid(), ") ",
       verdict.kind == Membership::Verdict::kNew ? "joined" : "is back",
       hello.has_running() ? absl::StrCat(", running ", hello.running().run_id()) : ""));
+  schedule_again_ = true;
 
   // A run that counts on this very process, which this coordinator has not met before or which may
   // never have got its assignment.
@@ -110,7 +111,7 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
 
 void Core::OnState(Member& member, bool running, const v1::Fence& fence,
                    const v1::Progress& progress, const Moment& moment, Decision* out) {
-  member.says_running = running;
+  const bool said_running = std::exchange(member.says_running, running);
   if (running) {
     Run* run = nullptr;
     RankState* rank = nullptr;
@@ -141,7 +142,7 @@ void Core::OnState(Member& member, bool running, const v1::Fence& fence,
 
   if (!member.assignment) {
     member.stop_deadline.reset();
-    schedule_again_ = true;
+    if (said_running) schedule_again_ = true;
     return;
   }
   const auto found = runs_.find(member.assignment->run_id);
@@ -214,6 +215,7 @@ void Core::On(const SessionClosed& event, const Moment& moment, Decision* out) {
   Member* member = members_.FindBySession(event.session);
   if (member == nullptr) return;
   members_.Disconnect(*member, moment.now);
+  schedule_again_ = true;
   out->reasons.push_back(absl::StrCat("the connection of ", NameOfMember(*member), " broke"));
 }
 
@@ -250,6 +252,7 @@ void Core::LoseMember(Member& member, const std::string& reason, const Moment& m
   const std::optional<Assignment> assignment = member.assignment;
   out->reasons.push_back(absl::StrCat(NameOfMember(member), " is lost: ", reason));
   out->records.push_back(members_.Fence(member, reason, moment));
+  schedule_again_ = true;
   if (!assignment) return;
   const auto found = runs_.find(assignment->run_id);
   if (found == runs_.end() || !found->second.Live()) return;

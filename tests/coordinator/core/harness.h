@@ -56,6 +56,7 @@ class Harness {
     }
     for (auto& [name, member] : members_) member.session = 0;
     closed_.clear();
+    owners_.clear();
     Boot();
   }
 
@@ -83,17 +84,27 @@ class Harness {
   // --- events ---
   Decision Step(const Event& event) {
     Decision decision = core_->Decide(event, Moment{now_, unix_ms()});
+    if (++events_ == crash_at_) {
+      if (crash_ == Crash::kAfterTheLog) {
+        (void)log_.Append(decision.records);
+        KeepHistory(decision);
+      }
+      Restart();
+      return {};
+    }
     CarryOut(decision);
     return decision;
   }
-  // Only decided: as if the process died before anything was written.
-  void DecideOnly(const Event& event) { core_->Decide(event, Moment{now_, unix_ms()}); }
-  // Written but nobody told.
-  void LogOnly(const Event& event) {
-    const Decision decision = core_->Decide(event, Moment{now_, unix_ms()});
-    (void)log_.Append(decision.records);
-    KeepHistory(decision);
+  // --- crashes: the n-th event from now is the process's last ---
+  enum class Crash { kBeforeTheLog, kAfterTheLog };
+  void CrashAt(uint64_t event, Crash how) {
+    crash_at_ = events_ + event;
+    crash_ = how;
   }
+  bool CrashIsToCome() const { return crash_at_ > events_; }
+  uint64_t events() const { return events_; }
+  // How often the coordinator was started; calls and streams of an earlier one are broken.
+  int boots() const { return boots_; }
 
   FakeMember& Join(const std::string& name, const std::string& host = "host-a") {
     FakeMember& member = members_[name];
@@ -114,6 +125,7 @@ class Harness {
   void Connect(const std::string& name, bool running = false) {
     FakeMember& member = members_[name];
     member.session = ++last_session_;
+    owners_[member.session] = name;
     MemberSaid said{member.session, {}};
     *said.message.mutable_hello() = member.hello;
     if (running) *said.message.mutable_hello()->mutable_running() = member.Fence();
@@ -256,6 +268,11 @@ class Harness {
     const auto status = core_->Status(job, Moment{now_, unix_ms()});
     return status.ok() ? *status : v1::JobStatus();
   }
+  bool IsWorking(const std::string& name) const { return working_.contains(name); }
+  void Forget(const std::string& name) {
+    members_.erase(name);
+    working_.erase(name);
+  }
   FakeMember& member(const std::string& name) { return members_[name]; }
   bool IsClosed(SessionId session) const { return closed_.contains(session); }
   std::vector<uint64_t> History(const std::string& run_id) const {
@@ -299,10 +316,13 @@ class Harness {
     KeepHistory(decision);
     for (const Action& action : decision.actions) {
       if (const auto* send = std::get_if<SendToSession>(&action)) {
-        for (auto& [name, member] : members_) {
-          if (member.session != send->session) continue;
+        const auto owner = owners_.find(send->session);
+        if (owner == owners_.end()) continue;
+        FakeMember& member = members_[owner->second];
+        if (member.session != send->session) continue;  // its process is gone
+        if (send->message.has_assign()) member.assign = send->message.assign();
+        if (!send->message.has_ack() || member.inbox.empty() || !member.inbox.back().has_ack()) {
           member.inbox.push_back(send->message);
-          if (send->message.has_assign()) member.assign = send->message.assign();
         }
       } else if (const auto* close = std::get_if<CloseSession>(&action)) {
         closed_.insert(close->session);
@@ -324,6 +344,10 @@ class Harness {
   std::map<RequestId, Reply> replies_;
   std::map<std::string, std::vector<v1::StepRecord>> history_;
   std::vector<Measure> measures_;
+  std::map<SessionId, std::string> owners_;
+  uint64_t events_ = 0;
+  uint64_t crash_at_ = 0;
+  Crash crash_ = Crash::kBeforeTheLog;
   SessionId last_session_ = 0;
   RequestId last_request_ = 0;
   uint64_t last_incarnation_ = 0;

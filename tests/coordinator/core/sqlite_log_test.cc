@@ -1,0 +1,155 @@
+#include "coordinator/core/sqlite_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/coordinator/core/harness.h"
+
+namespace zeroshard::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SqliteLogTest : public ::testing::Test {
+ protected:
+  SqliteLogTest() {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = absl::StrCat(::testing::TempDir(), "/sqlite_log_", getpid(), "_", info->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ + "/coordinator.db";
+  }
+  ~SqliteLogTest() override { std::filesystem::remove_all(folder_); }
+
+  std::unique_ptr<SqliteLog> Open() {
+    auto log = SqliteLog::Open(path_);
+    EXPECT_TRUE(log.ok()) << log.status();
+    return *std::move(log);
+  }
+
+  std::string folder_;
+  std::string path_;
+};
+
+std::string Text(const LoadedState& state) {
+  std::string text = absl::StrCat("cluster ", state.cluster_id, "\n");
+  for (const auto& [name, value] : state.counters) absl::StrAppend(&text, name, "=", value, "\n");
+  for (const auto& [id, f] : state.fences) {
+    absl::StrAppend(&text, "fence ", id, " ", f.member, " ", f.reason, " ", f.unix_ms, "\n");
+  }
+  for (const auto& [id, j] : state.jobs) {
+    const JobRecord& job = j.job;
+    absl::StrAppend(&text, id, " ", job.order, " ", job.run_id, " ", job.spec.SerializeAsString(),
+                    " ", job.state, " ", job.reason, " ", job.generation, " ", job.committed_step,
+                    " ", job.weights_digest, " ", job.submitted_unix_ms, " ", job.ended_unix_ms);
+    for (const v1::ShardPlan& plan : job.plan) absl::StrAppend(&text, plan.SerializeAsString());
+    for (const auto& [rank, r] : j.ranks) {
+      absl::StrAppend(&text, "\nrank ", rank, " ", r.rank, " ", r.member, " ", r.incarnation, " ",
+                      r.host, " ", r.pid, " ", r.ended, " ", r.end.SerializeAsString());
+    }
+    for (const auto& [index, event] : j.events) {
+      absl::StrAppend(&text, "\nevent ", index, " ", event.SerializeAsString());
+    }
+    for (const auto& [key, value] : j.keys) absl::StrAppend(&text, "\nkey ", key, "=", value);
+    std::vector<std::string> barriers = j.barriers;
+    std::sort(barriers.begin(), barriers.end());
+    for (const std::string& name : barriers) absl::StrAppend(&text, "\nbarrier ", name);
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
+  JobRecord job;
+  job.order = 7;
+  job.run_id = "a-1";
+  job.spec = Harness::Spec("a", 2);
+  job.state = v1::JOB_STATE_RUNNING;
+  job.reason = "it's \"running\"";
+  job.generation = 3;
+  job.plan.emplace_back().set_owned_parameters(64);
+  RankRecord rank{"a-1", 1, "worker-1", std::string(32, 'a'), "host", 99, false, {}};
+  v1::JobEvent event;
+  event.set_reason("submitted");
+  std::vector<std::vector<LogRecord>> batches = {
+      {ClusterRecord{"c1"}, CounterRecord{"term", 1}, job},
+      {rank, EventRecord{"a-1", 0, event}, KeyRecord{"a-1", 3, "k", std::string("\0\xff", 2)},
+       BarrierRecord{"a-1", 3, "start"}},
+      {FenceRecord{"dead", "worker-9", "lost", 123}, CounterRecord{"term", UINT64_MAX >> 1}},
+  };
+  rank.ended = true;
+  rank.end.set_message("done");
+  batches.push_back({rank, BarrierRecord{"a-1", 3, "finish"}});
+  MemoryLog model;
+  {
+    auto log = Open();
+    for (const auto& batch : batches) {
+      ASSERT_TRUE(log->Append(batch).ok());
+      ASSERT_TRUE(model.Append(batch).ok());
+    }
+    EXPECT_EQ(Text(*log->Load()), Text(*model.Load()));
+  }
+  auto log = Open();
+  EXPECT_EQ(Text(*log->Load()), Text(*model.Load()));
+  for (const LogRecord& record :
+       {LogRecord(GenerationClosedRecord{"a-1", false}),
+        LogRecord(GenerationClosedRecord{"a-1", true}), LogRecord(JobForgottenRecord{"a-1"})}) {
+    ASSERT_TRUE(log->Append({record}).ok());
+    ASSERT_TRUE(model.Append({record}).ok());
+    EXPECT_EQ(Text(*log->Load()), Text(*model.Load()));
+  }
+}
+
+TEST_F(SqliteLogTest, KeepsOnlyTheLastEventsOfARun) {
+  auto log = Open();
+  JobRecord job;
+  job.run_id = "a-1";
+  ASSERT_TRUE(log->Append({job}).ok());
+  std::vector<LogRecord> events;
+  for (uint64_t i = 0; i < kMaxEvents + 5; ++i) events.push_back(EventRecord{"a-1", i, {}});
+  ASSERT_TRUE(log->Append(events).ok());
+  const LoadedState state = *log->Load();
+  EXPECT_EQ(state.jobs.at("a-1").events.size(), kMaxEvents);
+  EXPECT_EQ(state.jobs.at("a-1").events.begin()->first, 5u);
+}
+
+TEST_F(SqliteLogTest, ASecondCoordinatorOnTheSameFolderIsRefused) {
+  auto log = Open();
+  const auto second = SqliteLog::Open(path_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("another coordinator holds the data folder"));
+  log.reset();
+  EXPECT_TRUE(SqliteLog::Open(path_).ok());
+}
+
+TEST_F(SqliteLogTest, AnotherSchemaVersionIsRefusedByNumber) {
+  Open();
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+  sqlite3_exec(db, "UPDATE meta SET value='99' WHERE key='schema_version'", nullptr, nullptr,
+               nullptr);
+  sqlite3_close(db);
+  const auto log = SqliteLog::Open(path_);
+  EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(log.status().message()), HasSubstr("schema version 99"));
+}
+
+TEST_F(SqliteLogTest, AFileThatIsNoLogIsRefused) {
+  std::ofstream(path_) << std::string(8192, 'x');
+  EXPECT_EQ(SqliteLog::Open(path_).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(SqliteLogTest, AFolderThatIsNotThereIsNamed) {
+  const auto log = SqliteLog::Open(folder_ + "/absent/coordinator.db");
+  EXPECT_EQ(log.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(log.status().message()), HasSubstr("absent/coordinator.db"));
+}
+
+}  // namespace
+}  // namespace zeroshard::coordinator
