@@ -106,7 +106,11 @@ absl::Status LocalCluster::Start(Daemon* daemon) {
 
 std::string LocalCluster::LastWords(const Daemon& daemon) const {
   constexpr size_t kLongest = 500;
-  std::ifstream log(PathOf(daemon, "logs", ".log"));
+  constexpr std::streamoff kTail = 8192;
+  std::ifstream log(PathOf(daemon, "logs", ".log"), std::ios::ate);
+  const std::streamoff size = log.tellg();
+  if (size < 0) return "";
+  log.seekg(std::max<std::streamoff>(0, size - kTail));
   std::string last;
   for (std::string line; std::getline(log, line);) {
     if (!line.empty()) last = line;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/command.h"
+#include "client/folder_lock.h"
 #include "client/job_file.h"
 #include "client/local_cluster.h"
 #include "client/render.h"
@@ -136,6 +137,7 @@ absl::StatusOr<int> LocalRun::Run() {
   ZS_ASSIGN_OR_RETURN(const v1::JobSpec spec, LoadJob());
   ZS_RETURN_IF_ERROR(MakeFolders(options_.workdir));
   workdir_ = fs::canonical(options_.workdir).string();
+  ZS_ASSIGN_OR_RETURN(const auto lock, FolderLock::Take(workdir_));
 
   LocalClusterOptions cluster_options;
   cluster_options.workdir = workdir_;

@@ -51,6 +51,7 @@ absl::Status Retry(
   Backoff backoff(absl::Milliseconds(50), absl::Seconds(2), RandomSeed());
   const auto start = Steady::now();
   while (true) {
+    if (absl::Status reason = cancel->status(); !reason.ok()) return reason;
     const absl::Duration left = timeout - absl::FromChrono(Steady::now() - start);
     grpc::Status status;
     {

@@ -89,12 +89,7 @@ void MemberSession::Main() {
       std::lock_guard<std::mutex> lock(mutex_);
       was_welcomed = std::exchange(welcomed_, false);
       fenced = std::exchange(fenced_, false);
-      if (std::exchange(refused_, false)) {
-        last_error_ = absl::FailedPreconditionError(
-            absl::StrCat("the coordinator refused this member: ", refusal_));
-      }
-      complaint = last_error_.ok() ? "the coordinator closed the connection"
-                                   : std::string(last_error_.message());
+      complaint = std::string(last_error_.message());
     }
     if (was_welcomed) {
       backoff.Reset();
@@ -137,8 +132,16 @@ void MemberSession::ServeStream() {
     heard_ = Steady::now();
   }
   BeatUntilEnded(stream);
+  const absl::Status ended = stream->status();
   std::lock_guard<std::mutex> lock(mutex_);
-  last_error_ = stream->status();
+  if (refused_) {
+    last_error_ = absl::FailedPreconditionError(
+        absl::StrCat("the coordinator refused this member: ", refusal_));
+  } else {
+    last_error_ =
+        ended.ok() ? absl::UnavailableError("the coordinator closed the connection") : ended;
+  }
+  refused_ = false;
 }
 
 void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream) {

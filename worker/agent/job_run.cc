@@ -106,19 +106,19 @@ void JobRun::Run() {
     LogWarning("job ", assign_.job(), ": ended: ", absl::StatusCodeToString(status.code()), ": ",
                status.message());
   }
-  if (end_sent_ || SendEnd(status, digest, absl::InfiniteDuration(), &last_word_)) {
-    return;
-  }
+  if (end_sent_) return;
+  if (SendEnd(status, digest, absl::InfiniteDuration(), &last_word_) || silent_) return;
   Cancellation none;
   SendEnd(status, digest, kFirstWord, &none);
 }
 
-void JobRun::Stop(const std::string& reason) {
+void JobRun::Stop(const std::string& reason, bool silent) {
   const absl::Status status = absl::CancelledError(reason);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!stopped_.ok()) return;
     stopped_ = status;
+    silent_ = silent;
   }
   stop_ = true;
   waits_.Cancel(status);

@@ -33,8 +33,9 @@ class JobRun {
   // coordinator that is away; only Stop ends that.
   void Run();
 
-  // Ends the run: collectives are aborted, waits return. The first reason counts.
-  void Stop(const std::string& reason);
+  // Ends the run: collectives are aborted, waits return. The first reason counts. `silent`: the
+  // coordinator has turned to something else already and is told nothing more of this run.
+  void Stop(const std::string& reason, bool silent = false);
 
   const v1::Fence& fence() const { return fence_; }
   v1::Progress progress() const;
@@ -64,6 +65,7 @@ class JobRun {
   std::atomic<uint64_t> advances_{0};
   std::atomic<uint64_t> barrier_nanoseconds_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> silent_{false};
 
   Cancellation waits_;      // keys, barriers, step reports: ended by Stop and by a failure
   Cancellation last_word_;  // the report of the end: ended by Stop alone

@@ -60,8 +60,10 @@ void WorkerAgent::OnAssign(const v1::Assign& assign) {
     other = current_;
     changed_.notify_all();
   }
-  // Either it is over in the coordinator's eyes, or it is on its last lines.
-  if (other != nullptr) other->Stop(absl::StrCat("assigned to run ", assign.run_id()));
+  // In the coordinator's eyes it is over, or it has just said so and waits for the answer.
+  if (other != nullptr) {
+    other->Stop(absl::StrCat("assigned to run ", assign.run_id()), /*silent=*/true);
+  }
 }
 
 void WorkerAgent::OnStop(const v1::Stop& stop) {

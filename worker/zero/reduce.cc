@@ -121,6 +121,7 @@ class GradientReducer::UnitSink : public GradientSink {
     if (!unit.trained || ready.size() == 0) return absl::OkStatus();
     void* data = Shift(range->data, ready.begin - range->begin, Wire());
     if (owner_.policy_.gradient_mode == GradientMode::kFullAccumulate) {
+      if (owner_.comm_->rank() >= owner_.contributors_) return absl::OkStatus();
       owner_.ops_->AccumulateF32(data, Wire(), ready.size(), owner_.round_ > 0,
                                  static_cast<float*>(unit.Gradient(ready.begin)));
       return absl::OkStatus();

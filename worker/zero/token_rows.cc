@@ -94,7 +94,7 @@ void TokenRows::BeginStep() {
 absl::Status TokenRows::Reduce(uint64_t step, int64_t round, int contributors) {
   if (!unit_.trained || !unit_.table->parameters.front().trainable) return absl::OkStatus();
   if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
-    AccumulateLocally();
+    if (comm_->rank() < contributors) AccumulateLocally();
     return absl::OkStatus();
   }
   if (!policy_.sparse_rows) return ReduceDense(round);

@@ -276,6 +276,19 @@ TEST_F(WorkerAgentTest, AFencedWorkerDropsItsJobAndComesBackAsAnother) {
   EXPECT_EQ(end.fence().incarnation(), agent_->session()->incarnation());
 }
 
+TEST_F(WorkerAgentTest, AnotherAssignmentEndsTheRunThatIsHereWithoutAWord) {
+  training_.on_step = [this](uint64_t) {
+    return training_.trainers == 1 ? training_.WaitForAbort() : absl::OkStatus();
+  };
+  Assign(Job("a-1"));
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  Assign(Job("b-2"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.fence().run_id(), "b-2");
+  EXPECT_TRUE(end.completed()) << end.message();
+}
+
 TEST_F(WorkerAgentTest, AnAssignmentSaidTwiceIsOneRun) {
   training_.on_step = [this](uint64_t step) {
     if (step == 2) {

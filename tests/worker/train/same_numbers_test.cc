@@ -110,6 +110,7 @@ TEST_P(SameNumbers, WithoutDeterministicWorldsAgreeWithinRounding) {
       const auto seen = train(world, stage);
       ASSERT_EQ(seen.size(), expected.size());
       for (size_t i = 0; i < seen.size(); ++i) {
+        SCOPED_TRACE(absl::StrFormat("world %d stage %d step %d", world, stage, i + 1));
         EXPECT_NEAR(seen[i].loss(), expected[i].loss(), 1e-5 * expected[i].loss());
         EXPECT_NEAR(seen[i].grad_norm(), expected[i].grad_norm(), 1e-5 * expected[i].grad_norm());
       }
