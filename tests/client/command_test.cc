@@ -1,0 +1,394 @@
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/cli.h"
+#include "common/exit_codes.h"
+#include "common/net_address.h"
+#include "common/spec/history_line.h"
+#include "common/version.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/fake_jobs.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+using Json = nlohmann::json;
+
+constexpr char kJob[] = R"(name: tiny
+model: {architecture: gpt2, hidden_size: 64, layers: 1, heads: 2, sequence_length: 16, vocab_size: 256}
+data: {train: [text.txt, /abs/b], tokenizer: bytes}
+resources: {workers: 2}
+train_batch_size: 8
+train_micro_batch_size_per_gpu: 2
+steps: 2
+)";
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+class CommandTest : public testing::Test {
+ protected:
+  CommandTest() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) / absl::StrCat("command_", test->name(), "_", getpid());
+    fs::create_directories(folder_);
+    job_ = (folder_ / "job.yaml").string();
+    Write(job_, kJob);
+  }
+  ~CommandTest() override { fs::remove_all(folder_); }
+
+  static void Write(const std::string& path, const std::string& text) {
+    std::ofstream(path) << text;
+  }
+
+  Outcome Run(const std::vector<std::string>& args) {
+    std::ostringstream out, err;
+    Environment env;
+    env.out = &out;
+    env.err = &err;
+    env.terminal = terminal_;
+    env.coordinator = fake_.address();
+    env.program = (folder_ / "bin" / "zeroshard").string();
+    const int code = RunClient(args, env);
+    return {code, out.str(), err.str()};
+  }
+
+  // One message of one line (a job's ended line apart), as the user sees it.
+  static void ExpectOneMessage(const Outcome& outcome) {
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, StartsWith("zeroshard: "));
+  }
+
+  FakeJobs fake_;
+  fs::path folder_;
+  std::string job_;
+  bool terminal_ = false;
+};
+
+TEST_F(CommandTest, SubmitSendsTheCompleteJobWithAbsolutePaths) {
+  const Outcome outcome = Run({"submit", job_, "--set", "steps=7", "--set", "data.train.2=../c"});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_EQ(outcome.out, "tiny-1 submitted, QUEUED: waits for 2 workers\n");
+  const v1::JobSpec& spec = fake_.submitted.spec();
+  EXPECT_EQ(spec.steps(), 7u);
+  EXPECT_EQ(spec.gradient_accumulation_steps(), 2u);
+  EXPECT_THAT(spec.data().train(), ElementsAre((folder_ / "text.txt").string(), "/abs/b",
+                                               (folder_.parent_path() / "c").string()));
+}
+
+TEST_F(CommandTest, SubmitAnswersInJson) {
+  const Outcome outcome = Run({"submit", job_, "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["run_id"], "tiny-1");
+  EXPECT_EQ(json["status"]["state"], "QUEUED");
+  EXPECT_TRUE(json["status"]["steps"].is_number());
+}
+
+TEST_F(CommandTest, SubmitOfABadFileNamesTheLineAndAsksNobody) {
+  Write(job_, absl::StrCat(kJob, "gradient_clipp1ng: 1.0\n"));
+  const Outcome outcome = Run({"submit", job_, "--coordinator", "127.0.0.1:1"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  ExpectOneMessage(outcome);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr(absl::StrCat(job_, ":8:1: gradient_clipp1ng")),
+                                 HasSubstr("did you mean gradient_clipping?")));
+}
+
+TEST_F(CommandTest, SubmitOfAMissingFileSaysSo) {
+  const Outcome outcome = Run({"submit", (folder_ / "nope.yaml").string()});
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  ExpectOneMessage(outcome);
+  EXPECT_THAT(outcome.err, HasSubstr("nope.yaml: no such file"));
+  EXPECT_EQ(Run({"submit", folder_.string()}).code, kExitUsage);
+}
+
+TEST_F(CommandTest, SubmitPassesOnWhatTheCoordinatorRefuses) {
+  fake_.submit_error = {grpc::StatusCode::ALREADY_EXISTS, "tiny-1 is still RUNNING; cancel it"};
+  const Outcome outcome = Run({"submit", job_});
+  EXPECT_EQ(outcome.code, kExitConflict);
+  EXPECT_EQ(outcome.err, "zeroshard: tiny-1 is still RUNNING; cancel it\n");
+}
+
+TEST_F(CommandTest, SubmitWaitSucceedsOnlyIfTheJobCompleted) {
+  v1::JobStatus done = Job("tiny", v1::JOB_STATE_COMPLETED, "all 2 steps done");
+  *done.mutable_first() = Step(1, 5.5);
+  *done.mutable_last() = Step(2, 2.25);
+  fake_.AddWatch(done, {Step(1, 5.5), Step(2, 2.25)});
+  Outcome outcome = Run({"submit", job_, "--wait"});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("step 2/2  loss 2.2500  8,192 tokens/s"),
+                                 HasSubstr("tiny-1 COMPLETED: all 2 steps done"),
+                                 HasSubstr("loss 5.5000 at step 1, 2.2500 at step 2")));
+  EXPECT_THAT(outcome.err, IsEmpty());
+
+  fake_.AddWatch(Job("tiny", v1::JOB_STATE_FAILED, "rank 1 on host-b: killed by signal 9"), {});
+  outcome = Run({"submit", job_, "--wait"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.err, "zeroshard: tiny-1 FAILED: rank 1 on host-b: killed by signal 9\n");
+}
+
+TEST_F(CommandTest, WatchOfACancelledJobFails) {
+  fake_.jobs = {Job("tiny", v1::JOB_STATE_CANCELLED, "by a user")};
+  fake_.AddWatch(fake_.jobs[0], {});
+  const Outcome outcome = Run({"watch", "tiny"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.err, "zeroshard: tiny-1 CANCELLED: by a user\n");
+}
+
+TEST_F(CommandTest, WatchGoesOnAfterTheCoordinatorWasAwayAndShowsEachStepOnce) {
+  fake_.jobs = {Job("tiny", v1::JOB_STATE_RUNNING, "2 ranks started")};
+  fake_.AddWatch(fake_.jobs[0], {Step(1, 5)}, {grpc::StatusCode::UNAVAILABLE, "socket closed"});
+  fake_.AddWatch(Job("tiny", v1::JOB_STATE_COMPLETED, "done"), {Step(1, 5), Step(2, 4)});
+  const Outcome outcome = Run({"watch", "tiny", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  std::vector<uint64_t> steps;
+  for (const auto line : absl::StrSplit(outcome.out, '\n', absl::SkipEmpty())) {
+    const Json json = Json::parse(line);
+    for (const Json& record : json["records"]) steps.push_back(record["step"]);
+  }
+  EXPECT_THAT(steps, ElementsAre(1, 2));
+  ASSERT_EQ(fake_.watch_requests.size(), 2u);
+  EXPECT_EQ(fake_.watch_requests[0].job(), "tiny");
+  EXPECT_EQ(fake_.watch_requests[1].job(), "tiny-1");
+  EXPECT_EQ(fake_.watch_requests[1].after_step(), 1u);
+}
+
+TEST_F(CommandTest, WatchSaysThatTheCoordinatorIsAway) {
+  fake_.jobs = {Job("tiny", v1::JOB_STATE_RUNNING, "")};
+  fake_.AddWatch(fake_.jobs[0], {}, {grpc::StatusCode::UNAVAILABLE, "socket closed"});
+  fake_.AddWatch(Job("tiny", v1::JOB_STATE_COMPLETED, ""), {Step(1, 5)});
+  const Outcome outcome = Run({"watch", "tiny"});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("the coordinator is away"),
+                                 HasSubstr("the coordinator answers again")));
+}
+
+TEST_F(CommandTest, WatchRedrawsItsLineOnATerminal) {
+  terminal_ = true;
+  fake_.jobs = {Job("tiny", v1::JOB_STATE_RUNNING, "")};
+  fake_.AddWatch(fake_.jobs[0], {Step(1, 5)}, {grpc::StatusCode::UNAVAILABLE, ""});
+  fake_.AddWatch(Job("tiny", v1::JOB_STATE_COMPLETED, ""), {Step(2, 4)});
+  const Outcome outcome = Run({"watch", "tiny"});
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_THAT(outcome.out, HasSubstr("step 1/2  loss 5.0000  8,192 tokens/s  1 s left\r\033[K"));
+}
+
+TEST_F(CommandTest, UnknownJobsAreNamedWithTheJobsThereAre) {
+  for (const char* command : {"status", "watch", "cancel", "history"}) {
+    const Outcome outcome = Run({command, "nope"});
+    EXPECT_EQ(outcome.code, kExitNotFound) << command;
+    EXPECT_EQ(outcome.err, "zeroshard: no job nope; there are licences\n") << command;
+    EXPECT_THAT(outcome.out, IsEmpty());
+  }
+}
+
+TEST_F(CommandTest, EveryRemoteCommandSaysThatNoCoordinatorAnswers) {
+  // A port that was free a moment ago, and that nobody serves.
+  std::string nobody;
+  {
+    const FakeJobs gone;
+    nobody = gone.address();
+  }
+  const std::vector<std::vector<std::string>> commands = {
+      {"submit", job_}, {"list"},      {"status", "a"}, {"watch", "a"},
+      {"history", "a"}, {"logs", "a"}, {"cancel", "a"}, {"nodes"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.end(), {"--coordinator", nobody, "--timeout", "5"});
+    const Outcome outcome = Run(command);
+    EXPECT_EQ(outcome.code, kExitUnavailable) << command[0];
+    ExpectOneMessage(outcome);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(absl::StrCat("no coordinator answers at ", nobody)),
+                                   HasSubstr("zeroshard-coordinator"), HasSubstr("--coordinator")));
+  }
+}
+
+TEST_F(CommandTest, ABadAddressIsRefused) {
+  for (const char* address : {"here", "127.0.0.1:0", "127.0.0.1:x", ""}) {
+    const Outcome outcome = Run({"list", "--coordinator", address});
+    EXPECT_EQ(outcome.code, kExitUsage) << address;
+    EXPECT_THAT(outcome.err, HasSubstr("wanted host:port")) << address;
+  }
+}
+
+TEST_F(CommandTest, ListShowsJobsAsTextAndJson) {
+  EXPECT_THAT(Run({"list"}).out, HasSubstr("no jobs yet"));
+  fake_.jobs = {Job("a", v1::JOB_STATE_COMPLETED, "done"), Job("b", v1::JOB_STATE_QUEUED, "waits")};
+  *fake_.jobs[0].mutable_last() = Step(2, 2.5);
+  fake_.jobs[0].set_committed_step(2);
+  EXPECT_EQ(Run({"list"}).out,
+            "NAME  RUN  STATE      STEP  LOSS    REASON\n"
+            "a     a-1  COMPLETED  2/2   2.5000  done\n"
+            "b     b-1  QUEUED     0/2   -       waits\n");
+  const Json json = Json::parse(Run({"list", "--output", "json"}).out);
+  ASSERT_EQ(json["jobs"].size(), 2u);
+  EXPECT_EQ(json["jobs"][1]["name"], "b");
+  EXPECT_EQ(json["jobs"][0]["last"]["loss"], 2.5);
+}
+
+TEST_F(CommandTest, StatusShowsRanksPlanAndEvents) {
+  v1::JobStatus job = Job("a", v1::JOB_STATE_FAILED, "rank 1 on host-b was killed by signal 9");
+  v1::RankStatus* rank = job.add_ranks();
+  rank->set_rank(1);
+  rank->set_member("worker-1");
+  rank->set_host("host-b");
+  rank->mutable_progress()->set_phase("backward");
+  v1::ShardPlan* plan = job.add_plan();
+  plan->set_owned_parameters(406144);
+  plan->set_optimizer_bytes(4873728);
+  v1::JobEvent* event = job.add_events();
+  event->set_state(v1::JOB_STATE_RUNNING);
+  event->set_reason("2 ranks started");
+  fake_.jobs = {job};
+  const Outcome text = Run({"status", "a"});
+  EXPECT_EQ(text.code, kExitOk);
+  EXPECT_THAT(text.out, AllOf(HasSubstr("FAILED: rank 1 on host-b was killed by signal 9"),
+                              HasSubstr("worker-1"), HasSubstr("backward"), HasSubstr("406,144"),
+                              HasSubstr("4.87 MB"), HasSubstr("RUNNING  2 ranks started")));
+  const Json json = Json::parse(Run({"status", "a", "--output", "json"}).out);
+  EXPECT_EQ(json["ranks"][0]["host"], "host-b");
+  EXPECT_EQ(json["events"][0]["state"], "RUNNING");
+}
+
+TEST_F(CommandTest, HistoryPrintsTheLinesOfTheFile) {
+  fake_.jobs = {Job("a", v1::JOB_STATE_COMPLETED, "")};
+  fake_.history = {Step(1, 0.1), Step(2, 1.0 / 3)};
+  const std::string wanted = absl::StrCat(FormatHistoryLine(Step(1, 0.1)), "\n",
+                                          FormatHistoryLine(Step(2, 1.0 / 3)), "\n");
+  EXPECT_EQ(Run({"history", "a"}).out, wanted);
+  EXPECT_EQ(Run({"history", "a", "--output", "json"}).out, wanted);
+}
+
+TEST_F(CommandTest, LogsNameTheRankOfEachLineHoweverChunksEnd) {
+  const auto chunk = [](uint32_t rank, const std::string& text) {
+    v1::LogChunk chunk;
+    chunk.set_rank(rank);
+    chunk.set_text(text);
+    return chunk;
+  };
+  fake_.logs = {chunk(0, "one\ntw"), chunk(1, "other\n"), chunk(0, "o\nend")};
+  EXPECT_EQ(Run({"logs", "a"}).out, "rank 0: one\nrank 1: other\nrank 0: two\nrank 0: end\n");
+  EXPECT_EQ(Run({"logs", "a", "--rank", "1"}).out, "other\n");
+  for (const auto line :
+       absl::StrSplit(Run({"logs", "a", "--output", "json"}).out, '\n', absl::SkipEmpty())) {
+    EXPECT_TRUE(Json::parse(line)["text"].is_string());
+  }
+}
+
+TEST_F(CommandTest, CancelShowsTheNewState) {
+  fake_.jobs = {Job("a", v1::JOB_STATE_RUNNING, "by a user")};
+  EXPECT_EQ(Run({"cancel", "a"}).out, "a-1 CANCELLED: by a user\n");
+  EXPECT_EQ(Json::parse(Run({"cancel", "a", "--output", "json"}).out)["state"], "CANCELLED");
+}
+
+TEST_F(CommandTest, NodesShowsMembers) {
+  EXPECT_THAT(Run({"nodes"}).out, HasSubstr("no members yet"));
+  v1::Node node;
+  node.mutable_hello()->set_name("store-0");
+  node.mutable_hello()->set_kind(v1::MEMBER_KIND_STORE);
+  node.mutable_hello()->set_memory_bytes(64'000'000'000);
+  node.set_state("idle");
+  fake_.nodes = {node};
+  EXPECT_THAT(Run({"nodes"}).out, AllOf(HasSubstr("store-0  store  idle"), HasSubstr("64 GB")));
+  const Json json = Json::parse(Run({"nodes", "--output", "json"}).out);
+  EXPECT_EQ(json["nodes"][0]["hello"]["kind"], "STORE");
+}
+
+TEST_F(CommandTest, VersionNeedsNoCoordinator) {
+  EXPECT_THAT(Run({"version"}).out, AllOf(HasSubstr(kVersion), HasSubstr("9.8.7")));
+  std::string nobody;
+  {
+    const FakeJobs gone;
+    nobody = gone.address();
+  }
+  const Outcome outcome = Run({"version", "--output", "json", "--coordinator", nobody});
+  EXPECT_EQ(outcome.code, kExitOk);
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["version"], kVersion);
+  EXPECT_TRUE(json["coordinator"].is_null());
+}
+
+TEST_F(CommandTest, ValidatePrintsASpecificationThatValidatesAgain) {
+  Outcome outcome = Run({"validate", job_});
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("4 micro-batches and 128 tokens a step"));
+  EXPECT_THAT(outcome.err, HasSubstr("text.txt"));  // it is not here, which is worth a note
+  const std::string again = (folder_ / "again.yaml").string();
+  Write(again, outcome.out);
+  EXPECT_EQ(Run({"validate", again}).out, outcome.out);
+
+  outcome = Run({"validate", job_, "--output", "json"});
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["micro_batches_per_step"], 4);
+  EXPECT_EQ(json["spec"]["train_batch_size"], 8);
+  EXPECT_EQ(Run({"validate", job_, "--set", "steps=0"}).code, kExitUsage);
+}
+
+TEST_F(CommandTest, MisuseIsOneLineWithAWayOn) {
+  const std::vector<std::vector<std::string>> lines = {{},
+                                                       {"bogus"},
+                                                       {"status"},
+                                                       {"list", "--output", "xml"},
+                                                       {"list", "--nope"},
+                                                       {"submit", job_, "--timeout", "0"},
+                                                       {"local", job_, "--workers", "0"}};
+  for (const auto& line : lines) {
+    const Outcome outcome = Run(line);
+    EXPECT_EQ(outcome.code, kExitUsage);
+    ExpectOneMessage(outcome);
+  }
+  EXPECT_THAT(Run({"stauts", "a"}).err, HasSubstr("did you mean status?"));
+}
+
+TEST_F(CommandTest, HelpIsNoError) {
+  const Outcome outcome = Run({"--help"});
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_THAT(outcome.out, HasSubstr("submit"));
+  EXPECT_EQ(Run({"local", "--help"}).code, kExitOk);
+}
+
+TEST_F(CommandTest, LocalRefusesMissingDataBeforeItStartsAnything) {
+  const Outcome outcome = Run({"local", job_, "--workdir", (folder_ / "w").string()});
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  ExpectOneMessage(outcome);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("data.train.0"), HasSubstr("text.txt")));
+  EXPECT_FALSE(fs::exists(folder_ / "w"));
+}
+
+TEST_F(CommandTest, LocalSaysWhereItLookedForTheDaemons) {
+  Write((folder_ / "text.txt").string(), "text");
+  const Outcome outcome =
+      Run({"local", job_, "--set", "data.train=[text.txt]", "--workdir", (folder_ / "w").string()});
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  ExpectOneMessage(outcome);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("zeroshard-coordinator"), HasSubstr("--bin-dir"),
+                                 HasSubstr((folder_ / "bin").string())));
+}
+
+TEST_F(CommandTest, LocalRefusesAJobThatWantsMoreWorkers) {
+  Write((folder_ / "text.txt").string(), "text");
+  const Outcome outcome = Run({"local", job_, "--workers", "1", "--set", "resources.workers=2",
+                               "--set", "data.train=[text.txt]"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("the job wants 2 workers, --workers starts 1"));
+}
+
+}  // namespace
+}  // namespace zeroshard
