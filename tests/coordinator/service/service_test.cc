@@ -1,0 +1,555 @@
+// The coordinator over loopback gRPC, with workers that are stubs in this process.
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/grpc_server.h"
+#include "common/metrics_server.h"
+#include "common/random_id.h"
+#include "coordinator/core/sqlite_log.h"
+#include "coordinator/service/cluster_service.h"
+#include "coordinator/service/jobs_service.h"
+#include "prometheus/text_serializer.h"
+#include "tests/coordinator/service/temp_folder.h"
+
+namespace zeroshard::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+void SetDeadline(grpc::ClientContext* context) {
+  context->set_deadline(std::chrono::system_clock::now() + kPatience);
+}
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxSendMessageSize(-1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// A coordinator on a data folder; a second one made on the same folder is its next life.
+class Coordinator {
+ public:
+  explicit Coordinator(const std::string& data_dir) : registry(MakeRegistry("coordinator")) {
+    auto log = SqliteLog::Open(data_dir + "/coordinator.db");
+    EXPECT_TRUE(log.ok()) << log.status();
+    Engine::Options options;
+    options.data_dir = data_dir;
+    options.clock = &SystemClock::Get();
+    options.registry = registry.get();
+    auto started = Engine::Start(options, *std::move(log));
+    EXPECT_TRUE(started.ok()) << started.status();
+    engine = *std::move(started);
+    cluster = std::make_unique<ClusterService>(engine.get());
+    jobs = std::make_unique<JobsService>(engine.get());
+    auto listening = GrpcServer::Start({"127.0.0.1:0", {cluster.get(), jobs.get()}});
+    EXPECT_TRUE(listening.ok()) << listening.status();
+    server = *std::move(listening);
+    channel = Dial(server->address());
+    client = v1::Jobs::NewStub(channel);
+  }
+  ~Coordinator() {
+    engine->Stop();
+    server->Shutdown(absl::Seconds(5));
+  }
+
+  grpc::Status Submit(const v1::JobSpec& spec, v1::SubmitResponse* response) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    v1::SubmitRequest request;
+    *request.mutable_spec() = spec;
+    return client->Submit(&context, request, response);
+  }
+  v1::JobStatus Get(const std::string& job) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    v1::GetRequest request;
+    request.set_job(job);
+    v1::JobStatus status;
+    const grpc::Status got = client->Get(&context, request, &status);
+    EXPECT_TRUE(got.ok()) << got.error_message();
+    return status;
+  }
+  // Follows a job to its end; the steps that were seen, and the last status.
+  std::pair<v1::JobStatus, std::vector<uint64_t>> WatchToTheEnd(const std::string& job,
+                                                                uint64_t after = 0) {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    v1::WatchRequest request;
+    request.set_job(job);
+    request.set_follow(true);
+    request.set_after_step(after);
+    auto reader = client->Watch(&context, request);
+    v1::WatchUpdate update;
+    v1::JobStatus last;
+    std::vector<uint64_t> steps;
+    while (reader->Read(&update)) {
+      for (const v1::StepRecord& record : update.records()) steps.push_back(record.step());
+      last = update.status();
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    return {last, steps};
+  }
+  std::string Metrics() { return prometheus::TextSerializer().Serialize(registry->Collect()); }
+
+  std::shared_ptr<prometheus::Registry> registry;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<ClusterService> cluster;
+  std::unique_ptr<JobsService> jobs;
+  std::unique_ptr<GrpcServer> server;
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::Jobs::Stub> client;
+};
+
+class FakeWorker {
+ public:
+  explicit FakeWorker(const std::string& name) {
+    hello_.set_kind(v1::MEMBER_KIND_WORKER);
+    hello_.set_name(name);
+    hello_.set_incarnation(RandomId());
+    hello_.set_host("localhost");
+    hello_.set_pid(4711);
+  }
+  ~FakeWorker() { Disconnect(); }
+
+  void Connect(const Coordinator& coordinator, bool running = false) {
+    Disconnect();
+    stub_ = v1::Cluster::NewStub(Dial(coordinator.server->address()));
+    context_ = std::make_unique<grpc::ClientContext>();
+    SetDeadline(context_.get());
+    stream_ = stub_->Session(context_.get());
+    v1::MemberMessage message;
+    *message.mutable_hello() = hello_;
+    if (running) *message.mutable_hello()->mutable_running() = fence_;
+    ASSERT_TRUE(stream_->Write(message));
+    const v1::CoordinatorMessage welcome = Read();
+    ASSERT_TRUE(welcome.has_welcome()) << welcome.ShortDebugString();
+  }
+  void Disconnect() {
+    if (!stream_) return;
+    stream_->WritesDone();
+    context_->TryCancel();
+    stream_->Finish();
+    stream_.reset();
+  }
+  v1::CoordinatorMessage Read() {
+    v1::CoordinatorMessage message;
+    EXPECT_TRUE(stream_->Read(&message));
+    return message;
+  }
+  void TakeAssignment() {
+    const v1::CoordinatorMessage message = Read();
+    ASSERT_TRUE(message.has_assign()) << message.ShortDebugString();
+    assign_ = message.assign();
+    fence_.set_member(hello_.name());
+    fence_.set_incarnation(hello_.incarnation());
+    fence_.set_run_id(assign_.run_id());
+    fence_.set_generation(assign_.generation());
+    fence_.set_rank(assign_.rank());
+  }
+  void Say(const v1::MemberMessage& message) { ASSERT_TRUE(stream_->Write(message)); }
+  // Idle, acknowledged.
+  void BeatIdle() {
+    v1::MemberMessage message;
+    message.mutable_heartbeat()->set_sequence(1);
+    Say(message);
+    ASSERT_TRUE(Read().has_ack());
+  }
+
+  grpc::Status Barrier(const std::string& name) {
+    v1::BarrierRequest request;
+    *request.mutable_fence() = fence_;
+    request.set_name(name);
+    request.set_timeout_ms(30000);
+    v1::BarrierResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->Barrier(&context, request, &response);
+  }
+  grpc::Status Put(const std::string& key, const std::string& value) {
+    v1::PutKeyRequest request;
+    *request.mutable_fence() = fence_;
+    request.set_key(key);
+    request.set_value(value);
+    v1::PutKeyResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->PutKey(&context, request, &response);
+  }
+  grpc::Status GetKey(const std::string& key, std::string* value,
+                      std::chrono::milliseconds patience = kPatience) {
+    v1::GetKeyRequest request;
+    *request.mutable_fence() = fence_;
+    request.set_key(key);
+    request.set_timeout_ms(30000);
+    v1::GetKeyResponse response;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + patience);
+    const grpc::Status status = stub_->GetKey(&context, request, &response);
+    *value = response.value();
+    return status;
+  }
+  grpc::Status Steps(uint64_t from, uint64_t to, uint64_t* committed) {
+    v1::ReportStepsRequest request;
+    *request.mutable_fence() = fence_;
+    for (uint64_t step = from; step <= to; ++step) {
+      v1::StepRecord& record = *request.add_records();
+      record.set_step(step);
+      record.set_loss(8.0 / step);
+      record.set_tokens(64);
+    }
+    v1::ReportStepsResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    const grpc::Status status = stub_->ReportSteps(&context, request, &response);
+    *committed = response.committed_step();
+    return status;
+  }
+  grpc::Status End(bool completed, const std::string& message = "") {
+    v1::ReportEndRequest request;
+    *request.mutable_fence() = fence_;
+    request.set_completed(completed);
+    if (!completed) request.set_error_code("INTERNAL");
+    request.set_message(message);
+    v1::ReportEndResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->ReportEnd(&context, request, &response);
+  }
+
+  const v1::Assign& assign() const { return assign_; }
+  const v1::Fence& fence() const { return fence_; }
+
+ private:
+  v1::Hello hello_;
+  v1::Assign assign_;
+  v1::Fence fence_;
+  std::unique_ptr<v1::Cluster::Stub> stub_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
+};
+
+v1::JobSpec Spec(uint32_t workers, uint64_t steps) {
+  v1::JobSpec spec;
+  spec.set_name("demo");
+  v1::ModelSpec& model = *spec.mutable_model();
+  model.set_architecture("gpt2");
+  model.set_hidden_size(64);
+  model.set_layers(1);
+  model.set_heads(2);
+  model.set_sequence_length(16);
+  model.set_vocab_size(256);
+  spec.mutable_data()->add_train("/usr/share/common-licenses");
+  spec.mutable_data()->set_tokenizer("bytes");
+  spec.mutable_resources()->set_workers(workers);
+  spec.set_train_batch_size(4);
+  spec.set_train_micro_batch_size_per_gpu(2);
+  spec.set_steps(steps);
+  spec.mutable_optimizer()->set_type("AdamW");
+  return spec;
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  // Two workers at the start barrier of job "demo".
+  void StartDemo(Coordinator& coordinator, uint64_t steps) {
+    w0.Connect(coordinator);
+    w1.Connect(coordinator);
+    v1::SubmitResponse response;
+    const grpc::Status submitted = coordinator.Submit(Spec(2, steps), &response);
+    ASSERT_TRUE(submitted.ok()) << submitted.error_message();
+    w0.TakeAssignment();
+    w1.TakeAssignment();
+    BothAt("start");
+  }
+  void BothAt(const std::string& barrier) {
+    grpc::Status other;
+    std::thread thread([&] { other = w1.Barrier(barrier); });
+    const grpc::Status mine = w0.Barrier(barrier);
+    thread.join();
+    EXPECT_TRUE(mine.ok()) << mine.error_message();
+    EXPECT_TRUE(other.ok()) << other.error_message();
+  }
+
+  TempFolder folder;
+  FakeWorker w0{"worker-0"};
+  FakeWorker w1{"worker-1"};
+  uint64_t committed = 0;
+};
+
+TEST_F(ServiceTest, AJobRunsFromSubmissionToItsEndAndIsSeenByAWatcher) {
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 3);
+  EXPECT_EQ(w1.assign().rank(), 1u);
+  EXPECT_EQ(w1.assign().spec().gradient_accumulation_steps(), 1u);  // normalised
+
+  std::string value;
+  std::thread put([&] { EXPECT_TRUE(w0.Put("gloo/0", "here").ok()); });
+  EXPECT_TRUE(w1.GetKey("gloo/0", &value).ok());
+  put.join();
+  EXPECT_EQ(value, "here");
+
+  std::pair<v1::JobStatus, std::vector<uint64_t>> seen;
+  std::thread watcher([&] { seen = coordinator.WatchToTheEnd("demo"); });
+  ASSERT_TRUE(w0.Steps(1, 2, &committed).ok());
+  EXPECT_EQ(committed, 2u);
+  EXPECT_THAT(coordinator.Metrics(),
+              AllOf(HasSubstr("zeroshard_job_loss{job=\"demo\"} 4"),
+                    HasSubstr("zeroshard_job_committed_step{job=\"demo\"} 2"),
+                    HasSubstr("zeroshard_job_nonfinite_total{job=\"demo\"} 0")));
+  ASSERT_TRUE(w0.Steps(3, 3, &committed).ok());
+  EXPECT_TRUE(w0.End(true).ok());
+  EXPECT_TRUE(w1.End(true).ok());
+  watcher.join();
+  EXPECT_EQ(seen.first.state(), v1::JOB_STATE_COMPLETED);
+  EXPECT_THAT(seen.second, ElementsAre(1, 2, 3));
+  EXPECT_THAT(coordinator.WatchToTheEnd("demo", 2).second, ElementsAre(3));
+
+  const v1::JobStatus status = coordinator.Get("demo");
+  EXPECT_EQ(status.plan_size(), 2);
+  EXPECT_EQ(status.directory(), folder / "jobs/demo");
+  EXPECT_THAT(Contents(status.directory() + "/history.jsonl"),
+              HasSubstr("{\"step\":2,\"loss\":4,\"grad_norm\":0,"));
+  EXPECT_THAT(coordinator.Metrics(), Not(HasSubstr("job=\"demo\"")));
+
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::HistoryRequest request;
+  request.set_job("demo-1");
+  auto reader = coordinator.client->History(&context, request);
+  v1::StepRecord record;
+  std::vector<uint64_t> steps;
+  while (reader->Read(&record)) steps.push_back(record.step());
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_THAT(steps, ElementsAre(1, 2, 3));
+}
+
+TEST_F(ServiceTest, AJobGoesOnUnderACoordinatorThatStartedAgainAtAnotherAddress) {
+  auto first = std::make_unique<Coordinator>(folder.path());
+  StartDemo(*first, 4);
+  ASSERT_TRUE(w0.Steps(1, 2, &committed).ok());
+  first.reset();
+  std::ofstream(folder / "jobs/demo/history.jsonl", std::ios::app) << "{\"step\":3,";  // torn
+
+  Coordinator second(folder.path());
+  EXPECT_EQ(second.engine->term(), 2u);
+  EXPECT_EQ(second.Get("demo").committed_step(), 2u);
+  w0.Connect(second, true);
+  w1.Connect(second, true);
+  ASSERT_TRUE(w0.Steps(2, 4, &committed).ok());
+  EXPECT_EQ(committed, 4u);
+  BothAt("finish");
+  EXPECT_TRUE(w0.End(true).ok());
+  EXPECT_TRUE(w1.End(true).ok());
+  const auto [status, steps] = second.WatchToTheEnd("demo");
+  EXPECT_EQ(status.state(), v1::JOB_STATE_COMPLETED) << status.reason();
+  EXPECT_EQ(status.generation(), 1u);
+  EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(ServiceTest, WithoutItsStateACoordinatorStopsTheRunAndTakesItsWorkers) {
+  auto first = std::make_unique<Coordinator>(folder.path());
+  StartDemo(*first, 4);
+  first.reset();
+  TempFolder empty;
+  Coordinator second(empty.path());
+  w0.Connect(second, true);
+  const v1::CoordinatorMessage stop = w0.Read();
+  ASSERT_TRUE(stop.has_stop());
+  EXPECT_EQ(stop.stop().run_id(), "demo-1");
+  EXPECT_THAT(stop.stop().reason(), HasSubstr("has no run \"demo-1\""));
+  v1::SubmitResponse response;
+  ASSERT_TRUE(second.Submit(Spec(1, 1), &response).ok());
+  w0.BeatIdle();
+  w0.TakeAssignment();
+}
+
+TEST_F(ServiceTest, AFailedRankStopsTheOtherAndIsNamed) {
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 4);
+  EXPECT_TRUE(w1.End(false, "step 1: non-finite loss on rank 1, sample 3").ok());
+  const v1::CoordinatorMessage stop = w0.Read();
+  ASSERT_TRUE(stop.has_stop());
+  EXPECT_THAT(stop.stop().reason(), HasSubstr("non-finite loss"));
+  const auto [status, steps] = coordinator.WatchToTheEnd("demo");
+  EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(status.reason(), HasSubstr("rank 1 (worker-1 on localhost): INTERNAL: step 1"));
+  EXPECT_THAT(coordinator.Metrics(),
+              AllOf(HasSubstr("zeroshard_job_nonfinite_total{job=\"demo\"} 1"),
+                    Not(HasSubstr("zeroshard_job_loss{"))));
+}
+
+TEST_F(ServiceTest, LogsAreKeptByRankAndFollowed) {
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 1);
+  v1::MemberMessage message;
+  *message.mutable_log()->mutable_running() = w1.fence();
+  message.mutable_log()->add_lines("hello");
+  message.mutable_log()->add_lines("from rank 1");
+  w1.Say(message);
+  std::thread finish([&] {
+    EXPECT_TRUE(w0.Steps(1, 1, &committed).ok());
+    EXPECT_TRUE(w0.End(true).ok());
+    EXPECT_TRUE(w1.End(true).ok());
+  });
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::LogsRequest request;
+  request.set_job("demo");
+  request.set_follow(true);
+  auto reader = coordinator.client->Logs(&context, request);
+  v1::LogChunk chunk;
+  std::string text;
+  while (reader->Read(&chunk)) absl::StrAppend(&text, chunk.rank(), ":", chunk.text());
+  finish.join();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(text, "1:hello\nfrom rank 1\n");
+}
+
+TEST_F(ServiceTest, WhatCannotBeDoneIsSaidWithTheRightCode) {
+  Coordinator coordinator(folder.path());
+  v1::SubmitResponse response;
+  v1::JobSpec spec = Spec(2, 1);
+  spec.set_train_batch_size(3);
+  EXPECT_EQ(coordinator.Submit(spec, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_TRUE(coordinator.Submit(Spec(2, 1), &response).ok());
+  EXPECT_EQ(response.run_id(), "demo-1");
+  EXPECT_EQ(response.status().state(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(coordinator.Submit(Spec(2, 1), &response).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::WatchRequest request;
+  request.set_job("nobody");
+  auto reader = coordinator.client->Watch(&context, request);
+  v1::WatchUpdate update;
+  EXPECT_FALSE(reader->Read(&update));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("demo"));
+}
+
+TEST_F(ServiceTest, ACallerThatGivesUpLeavesNothingBehind) {
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 1);
+  std::string value;
+  // More than may wait at once: each must have been taken out again.
+  for (int i = 0; i < 100; ++i) {
+    const grpc::Status status = w0.GetKey("never", &value, std::chrono::milliseconds(10));
+    ASSERT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  EXPECT_TRUE(w1.Put("never", "now").ok());
+  EXPECT_TRUE(w0.GetKey("never", &value).ok());
+}
+
+TEST_F(ServiceTest, AShutdownEndsWatchersAndWaitersAtOnce) {
+  auto coordinator = std::make_unique<Coordinator>(folder.path());
+  StartDemo(*coordinator, 1);
+  grpc::Status waited;
+  std::string value;
+  std::thread waiter([&] { waited = w0.GetKey("never", &value); });
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::WatchRequest request;
+  request.set_job("demo");
+  request.set_follow(true);
+  auto reader = coordinator->client->Watch(&context, request);
+  v1::WatchUpdate update;
+  ASSERT_TRUE(reader->Read(&update));
+  coordinator->engine->Stop();
+  while (reader->Read(&update)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  waiter.join();
+  EXPECT_EQ(waited.error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(ServiceTest, PayloadsAroundTheUsualLimitPassAndHugeOnesAreRefused) {
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 1);
+  for (const size_t size : {4194303u, 4194304u}) {
+    EXPECT_EQ(w0.Put("k", std::string(size, 'x')).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(w0.Put("k", std::string(200 << 20, 'x')).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(w0.Put("k", "still here").ok());
+}
+
+TEST_F(ServiceTest, MetricsAreCleanUnderPromtool) {
+  if (std::system("promtool --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no promtool here";
+  Coordinator coordinator(folder.path());
+  StartDemo(coordinator, 2);
+  ASSERT_TRUE(w0.Steps(1, 1, &committed).ok());
+  std::ofstream(folder / "metrics.txt") << coordinator.Metrics();
+  EXPECT_EQ(std::system(absl::StrCat("promtool check metrics < ", folder / "metrics.txt", " > ",
+                                     folder / "verdict.txt", " 2>&1")
+                            .c_str()),
+            0)
+      << Contents(folder / "verdict.txt");
+  EXPECT_EQ(Contents(folder / "verdict.txt"), "");
+}
+
+TEST_F(ServiceTest, NodesAndVersionAnswer) {
+  Coordinator coordinator(folder.path());
+  w0.Connect(coordinator);
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::NodesResponse nodes;
+  ASSERT_TRUE(coordinator.client->Nodes(&context, {}, &nodes).ok());
+  ASSERT_EQ(nodes.nodes_size(), 1);
+  EXPECT_EQ(nodes.nodes(0).hello().name(), "worker-0");
+  EXPECT_EQ(nodes.nodes(0).state(), "idle");
+  EXPECT_EQ(nodes.term(), 1u);
+  grpc::ClientContext other;
+  SetDeadline(&other);
+  v1::VersionResponse version;
+  ASSERT_TRUE(coordinator.client->Version(&other, {}, &version).ok());
+  EXPECT_NE(version.version(), "");
+}
+
+// A log whose disk is full when a job comes.
+class FullLog : public DurableLog {
+ public:
+  absl::StatusOr<LoadedState> Load() override { return LoadedState(); }
+  absl::Status Append(const std::vector<LogRecord>& records) override {
+    for (const LogRecord& record : records) {
+      if (std::holds_alternative<JobRecord>(record)) {
+        return absl::ResourceExhaustedError("disk full");
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST_F(ServiceTest, NothingIsToldThatCouldNotBeWritten) {
+  const auto registry = MakeRegistry("coordinator");
+  std::promise<absl::Status> fatal;
+  Engine::Options options;
+  options.data_dir = folder.path();
+  options.clock = &SystemClock::Get();
+  options.registry = registry.get();
+  options.on_fatal = [&](const absl::Status& status) { fatal.set_value(status); };
+  auto engine = Engine::Start(options, std::make_unique<FullLog>());
+  ASSERT_TRUE(engine.ok());
+  std::promise<absl::Status> told;
+  (*engine)->Call(coordinator::Submit{0, Spec(1, 1), {}},
+                  [&](const Reply& reply) { told.set_value(reply.status); });
+  EXPECT_EQ(fatal.get_future().get().message(), "disk full");
+  (*engine)->Stop();
+  EXPECT_EQ(told.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace zeroshard::coordinator
