@@ -206,7 +206,10 @@ absl::Status NormaliseOwnScheduler(v1::JobSpec* spec) {
   }
   if (spec->scheduler().type() == "constant") return absl::OkStatus();
   if (!params->has_min_lr()) params->set_min_lr(0.0);
-  if (!params->has_total_steps()) params->set_total_steps(spec->steps());
+  // A job cut short (--set steps=5) may end within its warm-up.
+  if (!params->has_total_steps()) {
+    params->set_total_steps(std::max(spec->steps(), params->warmup_steps()));
+  }
   if (absl::Status status =
           CheckCount("scheduler.params.total_steps", params->total_steps(), 1, kMaxCount);
       !status.ok()) {

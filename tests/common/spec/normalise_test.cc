@@ -154,8 +154,13 @@ TEST(NormaliseJobSpec, UnknownSchedulersAreRefusedByName) {
 }
 
 TEST(NormaliseJobSpec, SchedulerNumbersAreChecked) {
-  EXPECT_THAT(Refusal({"scheduler={type: cosine, params: {warmup_steps: 101}}"}),
+  EXPECT_THAT(Refusal({"scheduler={type: cosine, params: {warmup_steps: 101, total_steps: 100}}"}),
               AllOf(HasSubstr("warmup_steps: seen 101"), HasSubstr("100")));
+  EXPECT_EQ(Normalised({"scheduler={type: cosine, params: {warmup_steps: 101}}"})
+                .scheduler()
+                .params()
+                .total_steps(),
+            101u);
   EXPECT_THAT(Refusal({"scheduler={type: linear, params: {min_lr: 1}}"}), HasSubstr("min_lr"));
   EXPECT_THAT(Refusal({"scheduler={type: linear, params: {total_steps: 0}}"}),
               HasSubstr("total_steps: seen 0"));
