@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "absl/time/clock.h"
+#include "common/clock.h"
 
 namespace zeroshard {
 
@@ -38,10 +38,10 @@ ShutdownSignal::~ShutdownSignal() {
 }
 
 int ShutdownSignal::Wait(absl::Duration timeout) {
-  const absl::Time end = absl::Now() + timeout;
+  const absl::Duration end = SystemClock::Get().Now() + timeout;
   while (true) {
     // An hour at a time keeps "for ever" within poll's int of milliseconds.
-    const absl::Duration left = std::min(end - absl::Now(), absl::Hours(1));
+    const absl::Duration left = std::min(end - SystemClock::Get().Now(), absl::Hours(1));
     pollfd fds[2] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
     const int64_t wait_ms = std::max<int64_t>(0, absl::ToInt64Milliseconds(left));
     if (poll(fds, 2, static_cast<int>(wait_ms)) < 0 && errno != EINTR) return -1;
@@ -50,7 +50,7 @@ int ShutdownSignal::Wait(absl::Duration timeout) {
       return static_cast<int>(info.ssi_signo);
     }
     if (fds[1].revents & POLLIN) return -1;
-    if (absl::Now() >= end) return 0;
+    if (SystemClock::Get().Now() >= end) return 0;
   }
 }
 

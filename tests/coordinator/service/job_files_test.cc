@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "tests/coordinator/service/temp_folder.h"
+#include "tests/common/temp_folder.h"
 
 namespace zeroshard::coordinator {
 namespace {

@@ -16,7 +16,7 @@
 #include "coordinator/service/cluster_service.h"
 #include "coordinator/service/jobs_service.h"
 #include "prometheus/text_serializer.h"
-#include "tests/coordinator/service/temp_folder.h"
+#include "tests/common/temp_folder.h"
 
 namespace zeroshard::coordinator {
 namespace {
