@@ -95,6 +95,9 @@ class TrainerImpl : public Trainer {
   }
 
   absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
+  absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
+    return engine_->SetTensor(name, values);
+  }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
     return engine_->GatherTensor(name);
   }

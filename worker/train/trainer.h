@@ -75,6 +75,9 @@ class Trainer {
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters.
   virtual absl::StatusOr<std::string> WeightsDigest() = 0;
+  // Replaces one tensor's values before Run; each rank keeps what it holds of it. NOT_FOUND names
+  // the nearest tensors, INVALID_ARGUMENT the sizes.
+  virtual absl::Status SetTensor(const std::string& name, absl::Span<const float> values) = 0;
   // One tensor's fp32 values, on every rank together (tests, later export). NOT_FOUND lists names.
   virtual absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) = 0;
 

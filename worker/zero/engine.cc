@@ -244,25 +244,41 @@ absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
   return total.Hex();
 }
 
-absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
+absl::StatusOr<ZeroEngine::Located> ZeroEngine::Locate(const std::string& name) {
   std::vector<std::string> names;
   for (UnitState& unit : units_) {
     for (const ParameterInfo& info : unit.table->parameters) {
+      if (info.name == name) return Located{&unit, &info};
       names.push_back(info.name);
-      if (info.name != name) continue;
-      ZS_RETURN_IF_ERROR(Drain());
-      std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
-      ReadMaster(unit, unit.own_begin, unit.own_end, whole.data() + unit.own_begin);
-      ZS_RETURN_IF_ERROR(comm_
-                             ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
-                                         {.unit = unit.table->name, .step = step_})
-                             .Wait());
-      const auto first = whole.begin() + info.offset;
-      return std::vector<float>(first, first + info.size);
     }
   }
   return absl::NotFoundError(absl::StrCat("the model has no tensor '", name, "'; the nearest are ",
                                           absl::StrJoin(NearestNames(name, names, 3), ", ")));
+}
+
+absl::Status ZeroEngine::SetTensor(const std::string& name, absl::Span<const float> values) {
+  ZS_ASSIGN_OR_RETURN(const Located at, Locate(name));
+  UnitState& unit = *at.unit;
+  if (static_cast<int64_t>(values.size()) != at.info->size) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has %d elements, not %d", name, at.info->size, values.size()));
+  }
+  SetRange(&unit, at.info->offset, values, ops_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
+  ZS_ASSIGN_OR_RETURN(const Located at, Locate(name));
+  const UnitState& unit = *at.unit;
+  ZS_RETURN_IF_ERROR(Drain());
+  std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
+  ReadMaster(unit, unit.own_begin, unit.own_end, whole.data() + unit.own_begin);
+  ZS_RETURN_IF_ERROR(comm_
+                         ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
+                                     {.unit = unit.table->name, .step = step_})
+                         .Wait());
+  const auto first = whole.begin() + at.info->offset;
+  return std::vector<float>(first, first + at.info->size);
 }
 
 }  // namespace zeroshard

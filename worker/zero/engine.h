@@ -74,6 +74,9 @@ class ZeroEngine {
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
   // size and stage. Counted as traffic of the step phase.
   absl::StatusOr<std::string> WeightsDigest();
+  // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first
+  // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes.
+  absl::Status SetTensor(const std::string& name, absl::Span<const float> values);
   // The fp32 values of one tensor, on every rank. NOT_FOUND names the nearest tensors.
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name);
 
@@ -88,6 +91,11 @@ class ZeroEngine {
   void EndUse(int unit);
   absl::Status GatherShardedGradients();
   absl::Status UpdateUnit(UnitState* unit, const UpdateArgs& args);
+  struct Located {
+    UnitState* unit;
+    const ParameterInfo* info;
+  };
+  absl::StatusOr<Located> Locate(const std::string& name);
   // The fp32 value of parameters [begin, end) that this rank holds.
   void ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const;
 

@@ -148,7 +148,8 @@ absl::Status TokenRows::FoldGathered() {
   ZS_RETURN_IF_ERROR(gathered_ids_.Wait());
   ZS_RETURN_IF_ERROR(gathered_rows_.Wait());
   const int64_t slots = policy_.row_slots;
-  for (int r = 0; r < std::exchange(gathered_contributors_, 0); ++r) {
+  const int contributors = std::exchange(gathered_contributors_, 0);
+  for (int r = 0; r < contributors; ++r) {
     const int32_t* ids = all_ids_.as<int32_t>() + r * slots;
     for (int64_t i = 0; i < slots && ids[i] >= 0; ++i)
       FoldRow(ids[i], all_rows_.as<char>() + Bytes((r * slots + i) * config_.hidden, wire_));

@@ -26,24 +26,19 @@ void InitRange(const ParameterInfo& info, uint64_t seed, int64_t begin, int64_t 
   }
 }
 
-// Fills parameters (and master weights) of [begin, end) of the flat vector.
-void InitParameters(UnitState* unit, int64_t begin, int64_t end, uint64_t seed, Ops* ops) {
+// Fills the parameters that are held here with their initial values.
+void InitParameters(UnitState* unit, uint64_t seed, Ops* ops) {
   constexpr int64_t kPiece = int64_t{1} << 18;
+  const int64_t begin = unit->resident ? 0 : unit->own_begin;
+  const int64_t end = unit->resident ? unit->layout.length : unit->own_end;
   std::vector<float> piece;
   for (const ParameterInfo& info : unit->table->parameters) {
-    const int64_t first = std::max(begin, info.offset);
     const int64_t last = std::min(end, info.offset + info.size);
-    for (int64_t from = first; from < last; from += kPiece) {
+    for (int64_t from = std::max(begin, info.offset); from < last; from += kPiece) {
       const int64_t n = std::min(kPiece, last - from);
       piece.resize(static_cast<size_t>(n));
       InitRange(info, seed, from - info.offset, from - info.offset + n, piece.data());
-      ops->Convert(piece.data(), DType::kF32, n, unit->Parameter(from), unit->dtype);
-      if (unit->master.data() == nullptr) continue;
-      const int64_t kept_from = std::max(from, unit->state_begin);
-      const int64_t kept_to = std::min(from + n, unit->state_end);
-      if (kept_from < kept_to)
-        ops->Copy(unit->Master(kept_from), piece.data() + (kept_from - from),
-                  static_cast<size_t>(kept_to - kept_from) * sizeof(float));
+      SetRange(unit, from, piece, ops);
     }
   }
 }
@@ -74,6 +69,23 @@ absl::Status AllocateGradients(const ZeroPolicy& policy, UnitState* unit, Device
 }
 
 }  // namespace
+
+void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops) {
+  const int64_t end = begin + static_cast<int64_t>(values.size());
+  const int64_t from = std::max(begin, unit->resident ? 0 : unit->own_begin);
+  const int64_t to = std::min(end, unit->resident ? unit->layout.length : unit->own_end);
+  if (from < to) {
+    ops->Convert(values.data() + (from - begin), DType::kF32, to - from, unit->Parameter(from),
+                 unit->dtype);
+  }
+  if (unit->master.data() == nullptr) return;
+  const int64_t kept_from = std::max(begin, unit->state_begin);
+  const int64_t kept_to = std::min(end, unit->state_end);
+  if (kept_from < kept_to) {
+    ops->Copy(unit->Master(kept_from), values.data() + (kept_from - begin),
+              static_cast<size_t>(kept_to - kept_from) * sizeof(float));
+  }
+}
 
 void* UnitState::Parameter(int64_t element) const {
   return At(parameters, element - (resident ? 0 : own_begin), SizeOf(dtype));
@@ -115,8 +127,7 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
       ZS_ASSIGN_OR_RETURN(s.exp_avg_sq, device->Allocate(state, MemoryKind::kOptimizer));
       ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
     }
-    InitParameters(&s, s.resident ? 0 : s.own_begin, s.resident ? s.layout.length : s.own_end, seed,
-                   ops);
+    InitParameters(&s, seed, ops);
   }
   return states;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/plan/zero_policy.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
@@ -35,6 +36,10 @@ struct UnitState {
   void* Gradient(int64_t element) const;
   int64_t owned() const { return own_end - own_begin; }
 };
+
+// Sets parameters and master weights of [begin, begin + values.size()) of the flat vector, as far
+// as they are held here; a parameter is its value rounded once to the unit's type.
+void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops);
 
 // Allocates and fills everything: initial parameters from `seed`, zero moments.
 // RESOURCE_EXHAUSTED from the device.

@@ -73,6 +73,8 @@ struct RunOptions {
   int world = 1;
   int threads = 1;
   std::vector<std::string> tensors = {};
+  // Called on each rank before training.
+  std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   // Called on the rank's thread with its trainer's communicator, after each step.
   std::function<void(int rank, const v1::StepRecord&)> on_step = nullptr;
 };
@@ -118,6 +120,10 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
     (*comm)->Abort(std::string(trainer.status().message()));
     result->status = trainer.status();
     return;
+  }
+  if (options.prepare) {
+    result->status = options.prepare(rank, trainer->get());
+    ASSERT_TRUE(result->status.ok()) << result->status;
   }
   RecordingObserver observer(rank, result, &options);
   const std::atomic<bool> stop{false};
