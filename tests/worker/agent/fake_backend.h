@@ -101,6 +101,9 @@ class FakeTrainer : public Trainer {
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string&) override {
     return absl::UnimplementedError("not for these tests");
   }
+  absl::Status SetTensor(const std::string&, absl::Span<const float>) override {
+    return absl::UnimplementedError("not for these tests");
+  }
   const TrainCounters& counters() const override { return counters_; }
 
  private:

@@ -79,6 +79,13 @@ class WorkerAgentTest : public testing::Test {
     });
     return end;
   }
+  // The trainer is in that step (a run that still loads has its first step already).
+  bool AwaitStep(uint64_t step) {
+    return cluster_.Await([step](const auto& state) {
+      const v1::Progress& progress = state.heartbeats.back().progress();
+      return progress.step() == step && progress.phase() == "forward";
+    });
+  }
   // The next heartbeat after now says that nothing runs.
   bool AwaitIdle() {
     size_t before = 0;
@@ -146,8 +153,7 @@ TEST_F(WorkerAgentTest, HeartbeatsCarryTheStepAndThePhase) {
 TEST_F(WorkerAgentTest, AStopUnblocksTheCollectivesAndFreesEverything) {
   training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
   Assign(Job("a-1"));
-  ASSERT_TRUE(cluster_.Await(
-      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  ASSERT_TRUE(AwaitStep(1));
   StopRun("a-1", "cancelled by the user");
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_FALSE(end.completed());
@@ -253,8 +259,7 @@ TEST_F(WorkerAgentTest, ARankWhoseReportsAreStaleStops) {
 TEST_F(WorkerAgentTest, AFencedWorkerDropsItsJobAndComesBackAsAnother) {
   training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
   Assign(Job("a-1"));
-  ASSERT_TRUE(cluster_.Await(
-      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  ASSERT_TRUE(AwaitStep(1));
   const std::string first = agent_->session()->incarnation();
   cluster_.With([first](auto& state) {
     state.answer = [first](const v1::Hello& hello) {
@@ -281,8 +286,7 @@ TEST_F(WorkerAgentTest, AnotherAssignmentEndsTheRunThatIsHereWithoutAWord) {
     return training_.trainers == 1 ? training_.WaitForAbort() : absl::OkStatus();
   };
   Assign(Job("a-1"));
-  ASSERT_TRUE(cluster_.Await(
-      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  ASSERT_TRUE(AwaitStep(1));
   Assign(Job("b-2"));
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_EQ(end.fence().run_id(), "b-2");
@@ -334,8 +338,7 @@ TEST_F(WorkerAgentTest, DataThatChangesUnderTheJobFailsIt) {
 TEST_F(WorkerAgentTest, LeavingEndsTheJobAndSaysSo) {
   training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
   Assign(Job("a-1"));
-  ASSERT_TRUE(cluster_.Await(
-      [](const auto& state) { return state.heartbeats.back().progress().step() == 1; }));
+  ASSERT_TRUE(AwaitStep(1));
   EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30)));
   agent_->session()->Leave("told to leave (SIGTERM)", absl::Seconds(30));
   EXPECT_EQ(AwaitEnd().message(), "told to leave (SIGTERM)");
@@ -349,8 +352,7 @@ TEST_F(WorkerAgentTest, MetricsAppearWithTheJobAndVanishWithIt) {
     return step < 3 ? absl::OkStatus() : training_.WaitForAbort();
   };
   Assign(Job("a-1"));
-  ASSERT_TRUE(cluster_.Await(
-      [](const auto& state) { return state.heartbeats.back().progress().step() == 3; }));
+  ASSERT_TRUE(AwaitStep(3));
   double tokens = -1, parameters = -1;
   for (const prometheus::MetricFamily& family : metrics_.Collect()) {
     for (const prometheus::ClientMetric& metric : family.metric) {
