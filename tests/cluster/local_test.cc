@@ -137,7 +137,7 @@ TEST_F(LocalTest, AnIdleWorkerThatDiesIsStartedAgainAndTheJobGoesOn) {
 }
 
 TEST_F(LocalTest, AKilledCoordinatorComesBackAndTheHistoryIsAsIfNothingHadHappened) {
-  const std::vector<std::string> steps = {"--set", "steps=150"};
+  const std::vector<std::string> steps = {"--set", "steps=60"};
   const auto undisturbed = StartLocal("a", steps);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->Err();
 
@@ -151,7 +151,7 @@ TEST_F(LocalTest, AKilledCoordinatorComesBackAndTheHistoryIsAsIfNothingHadHappen
               AllOf(HasSubstr("coordinator was killed by signal 9"), HasSubstr("COMPLETED")));
   EXPECT_NE(PidOf("b", "coordinator"), first);
   EXPECT_EQ(AddressOf("b", "coordinator"), address);
-  ASSERT_EQ(History("a").size(), 150u);
+  ASSERT_EQ(History("a").size(), 60u);
   EXPECT_EQ(WithoutSeconds(History("b")), WithoutSeconds(History("a")));
   ExpectAllGone(AllPids("b"));
 }

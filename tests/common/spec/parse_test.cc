@@ -170,6 +170,26 @@ TEST(ParseJobSpec, AliasBombsAreRefusedQuickly) {
   EXPECT_EQ(spec.status().code(), absl::StatusCode::kResourceExhausted) << spec.status();
 }
 
+TEST(ParseJobSpec, ACycleOfAliasesEnds) {
+  EXPECT_FALSE(ParseJobSpec("data: &a {train: *a}\n", "j").ok());
+  EXPECT_FALSE(ParseJobSpec("data: {train: &a [*a]}\n", "j").ok());
+}
+
+// Whatever the bytes are, the answer is a specification or an error.
+TEST(ParseJobSpec, SurvivesDamage) {
+  const std::string text = absl::StrCat(kSmallJob, "seed: &s 1\nparallel: {tensor: *s}\n");
+  ASSERT_TRUE(ParseJobSpec(text, "j").ok());
+  for (size_t i = 0; i < text.size(); ++i) {
+    EXPECT_NE(ParseJobSpec(text.substr(0, i), "j").status().code(), absl::StatusCode::kInternal);
+    for (const char byte : absl::string_view("\0\n\t:{[&*\"\xff-", 11)) {
+      std::string damaged = text;
+      damaged[i] = byte;
+      const auto spec = ParseJobSpec(damaged, "j");
+      EXPECT_NE(spec.ok(), !spec.status().message().empty());
+    }
+  }
+}
+
 TEST(ParseJobSpec, DeepNestingAndLongTextAreRefused) {
   EXPECT_FALSE(ParseJobSpec("name: " + std::string(100'000, '['), "j").ok());
   EXPECT_FALSE(ParseJobSpec(std::string(100'000, '{'), "j").ok());
