@@ -137,33 +137,36 @@ status=0
   "${settings[@]}" || status=$?
 ((status == 0)) || fail "the job did not complete (exit code $status); its logs are under $workdir"
 
-# summary HISTORY: "steps first-loss last-loss tokens-a-second", from one JSON object a line.
-summary() {
-  awk '
-    function number(key,   rest) {
-      rest = $0
-      if (!sub(".*\"" key "\" *: *", "", rest)) return "nan"
-      sub("[,}].*", "", rest)
-      return rest
-    }
-    NR == 1 {first = number("loss")}
-    {last = number("loss"); tokens += number("tokens"); seconds += number("seconds")}
-    END {
-      if (NR) printf "%d %.3f %.3f %.0f\n", NR, first, last, (seconds > 0 ? tokens / seconds : 0)
-    }' "$1"
-}
-
+# The job's history is one JSON object a line; the program above has said what is in it.
 history="$workdir/jobs/$JOB_NAME/history.jsonl"
 [[ -s $history ]] || fail "the job completed but left no $history"
-read -r steps first last speed <<<"$(summary "$history")"
-
-cat <<RESULT
-
-The loss went from $first to $last in $steps steps, at $speed tokens/s.
-  history   $history
-  logs      $workdir/logs
-
-Next:
-RESULT
+loss_of() {
+  sed -nE 's/.*"loss" *: *([^,}]+).*/\1/p'
+}
+first="$(head -n 1 "$history" | loss_of)"
+last="$(tail -n 1 "$history" | loss_of)"
 awk -v first="$first" -v last="$last" 'BEGIN {exit !(last + 0 < first + 0)}' ||
-  fail "the loss did not fall (first $first, last $last): see $history"
+  fail "the loss did not fall: ${first:-none} at first, ${last:-none} at last, see $history"
+
+# Quoted, so that every line can be pasted into a shell.
+here="$(printf %q "$REPOSITORY")"
+program="$(printf %q "$zeroshard")"
+into="--workdir $(printf %q "$workdir")"
+cat <<NEXT
+
+What to try next:
+
+  Your own text, files or folders:
+    $here/deploy/quickstart.sh $here/README.md $here/worker
+
+  ZeRO-1 on two workers, then ZeRO-3 on one: with 'deterministic' the losses are the same to the bit:
+    $program local $here/deploy/jobs/licences.yaml --workers 2 $into \\
+      --set name=two --set deterministic=true --set zero_optimization.stage=1
+    $program local $here/deploy/jobs/licences.yaml --workers 1 $into \\
+      --set name=one --set deterministic=true
+
+  A Llama, with metrics where they can be scraped (http://127.0.0.1:9101/metrics is the first worker's):
+    $program local $here/deploy/jobs/llama.yaml --workers 2 $into --metrics-base-port 9100
+
+  A job of your own, and a cluster of separate processes: $here/README.md
+NEXT
