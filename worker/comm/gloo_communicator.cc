@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/blamed_rank.h"
 
 namespace zeroshard {
 namespace {
@@ -121,7 +122,9 @@ absl::Status GlooCommunicator::Refusal(const std::string& what) {
 }
 
 absl::Status GlooCommunicator::Fail(const std::string& what, const absl::Status& status) {
-  const absl::Status named(status.code(), absl::StrCat(what, ": ", status.message()));
+  absl::Status named(status.code(), absl::StrCat(what, ": ", status.message()));
+  if (mesh_ != nullptr && mesh_->blamed() >= 0)
+    SetBlamedRank(static_cast<uint32_t>(mesh_->blamed()), &named);
   {
     absl::MutexLock lock(&mutex_);
     if (failed_.ok()) failed_ = named;

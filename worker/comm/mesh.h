@@ -71,6 +71,8 @@ class Mesh {
   // Tells the peers why this rank leaves (where not OK), then drops the connections. All buffers
   // from Wrap must be gone. Idempotent.
   void Close(const absl::Status& why);
+  // The rank that the last error was about, or -1. The communication thread's.
+  int blamed() const { return blamed_; }
 
  private:
   using Clock = std::chrono::steady_clock;

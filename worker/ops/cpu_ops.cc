@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "worker/ops/attention.h"
 #include "worker/ops/cpu_isa.h"
-#include "worker/ops/cross_entropy.h"
 #include "worker/ops/cross_entropy_columns.h"
 #include "worker/ops/matmul.h"
 #include "worker/ops/vector_ops.h"
@@ -136,11 +135,6 @@ void CpuOps::EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_
 void CpuOps::PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,
                               void* d_pos) {
   cpu::PositionBackward(dy, batch, seq, cols, dtype, d_pos, threads_);
-}
-
-void CpuOps::CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                          DType dtype, bool gradient, float* losses) {
-  cpu::CrossEntropy(logits, targets, rows, v, dtype, gradient, losses, threads_);
 }
 
 void CpuOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,

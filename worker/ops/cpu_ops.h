@@ -52,8 +52,6 @@ class CpuOps : public Ops {
                              int64_t cols, DType dtype, int32_t* ids, void* rows) override;
   void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,
                         void* d_pos) override;
-  void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
-                    bool gradient, float* losses) override;
   void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                            DType dtype, bool gradient, float* losses) override;
   void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) override;

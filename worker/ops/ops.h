@@ -120,15 +120,10 @@ class Ops {
   virtual void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols,
                                 DType dtype, void* d_pos) = 0;
 
-  // losses[i] = -log softmax(logits[i])[targets[i]] (0 and a zero gradient where the target is -1);
-  // with `gradient`, logits become softmax - onehot, the gradient of the summed loss. logits [rows,
-  // v].
-  virtual void CrossEntropy(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                            DType dtype, bool gradient, float* losses) = 0;
-  // The same for logits stored [v, rows], one column a row above
-  // (worker/ops/cross_entropy_columns.h). The head uses it: with the vocabulary outermost each run
-  // of vocabulary rows is a dense operand of the head matrix's gradient, and an odd vocabulary size
-  // never is a leading dimension.
+  // losses[i] = -log softmax(column i of logits)[targets[i]] (0 and a zero gradient where the
+  // target is -1); with `gradient`, logits become softmax - onehot, the gradient of the summed
+  // loss. logits [v, rows]: with the vocabulary outermost each run of vocabulary rows is a dense
+  // operand of the head matrix's gradient, and an odd vocabulary size never is a leading dimension.
   virtual void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                                    DType dtype, bool gradient, float* losses) = 0;
 

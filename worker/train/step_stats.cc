@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "common/blamed_rank.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -37,7 +38,7 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
     const int64_t round = v.nonfinite_round - 1;
     const int64_t j = round * comm_->size() + rank;
     const double loss = Round(rank, round).loss;
-    return absl::InternalError(absl::StrFormat(
+    absl::Status status = absl::InternalError(absl::StrFormat(
         "step %d: %s on rank %d in micro-batch %d, samples %d to %d of the run's order, counted "
         "from 0; nothing was updated. Look at these samples, lower the learning rate, or train in "
         "fp32",
@@ -45,6 +46,8 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
         std::isfinite(loss) ? std::string("a gradient that is not finite")
                             : absl::StrFormat("the loss is %g", loss),
         rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
+    SetBlamedRank(static_cast<uint32_t>(rank), &status);
+    return status;
   }
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const RankVerdict& v = Verdict(rank);

@@ -171,18 +171,18 @@ class TrainerImpl : public Trainer {
     return totals;
   }
 
-  UpdateArgs MakeUpdate(uint64_t step, const StepTotals& totals) const {
+  AdamWArgs MakeUpdate(uint64_t step, const StepTotals& totals) const {
     const v1::OptimizerParams& p = options_.spec.optimizer().params();
-    UpdateArgs args;
-    args.adamw.learning_rate = static_cast<float>(LearningRate(options_.spec, step));
-    args.adamw.beta1 = static_cast<float>(p.betas(0));
-    args.adamw.beta2 = static_cast<float>(p.betas(1));
-    args.adamw.eps = static_cast<float>(p.eps());
-    args.adamw.weight_decay = static_cast<float>(p.weight_decay());
-    args.adamw.grad_scale =
+    AdamWArgs args;
+    args.learning_rate = static_cast<float>(LearningRate(options_.spec, step));
+    args.beta1 = static_cast<float>(p.betas(0));
+    args.beta2 = static_cast<float>(p.betas(1));
+    args.eps = static_cast<float>(p.eps());
+    args.weight_decay = static_cast<float>(p.weight_decay());
+    args.grad_scale =
         static_cast<float>(ClipFactor(totals.grad_norm, options_.spec.gradient_clipping()) /
                            static_cast<double>(totals.tokens));
-    args.adamw.t = static_cast<int64_t>(step);
+    args.t = static_cast<int64_t>(step);
     return args;
   }
 

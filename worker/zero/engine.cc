@@ -177,14 +177,14 @@ absl::Status ZeroEngine::GatherShardedGradients() {
   return absl::OkStatus();
 }
 
-absl::Status ZeroEngine::UpdateUnit(UnitState* unit, const UpdateArgs& args) {
+void ZeroEngine::UpdateUnit(UnitState* unit, const AdamWArgs& args) {
   const bool full = policy_.options.stage == 0 && policy_.gradient_mode == GradientMode::kShard;
   const DType gradient_type = full ? policy_.options.dtype : unit->gradient_type;
   for (const ParameterInfo& info : unit->table->parameters) {
     const int64_t begin = std::max(unit->state_begin, info.offset);
     const int64_t end = std::min(unit->state_end, info.offset + info.size);
     if (!info.trainable || begin >= end) continue;
-    AdamWArgs adamw = args.adamw;
+    AdamWArgs adamw = args;
     if (!info.decay) adamw.weight_decay = 0;
     const void* gradient =
         full ? unit->full_gradient.as<char>() + begin * static_cast<int64_t>(SizeOf(gradient_type))
@@ -194,12 +194,11 @@ absl::Status ZeroEngine::UpdateUnit(UnitState* unit, const UpdateArgs& args) {
                 unit->exp_avg_sq.as<float>() + (begin - unit->state_begin), unit->Parameter(begin),
                 unit->dtype);
   }
-  return absl::OkStatus();
 }
 
-absl::Status ZeroEngine::Update(const UpdateArgs& args) {
+absl::Status ZeroEngine::Update(const AdamWArgs& args) {
   for (UnitState& unit : units_) {
-    if (unit.trained) ZS_RETURN_IF_ERROR(UpdateUnit(&unit, args));
+    if (unit.trained) UpdateUnit(&unit, args);
   }
   Waiting waiting(&waited_);
   return gather_->GatherUpdated(step_);

@@ -27,11 +27,6 @@
 
 namespace zeroshard {
 
-// One optimizer step; weight_decay applies to the tensors of the decay group.
-struct UpdateArgs {
-  AdamWArgs adamw;
-};
-
 struct UnitParameters {
   const void* own = nullptr;      // the unit's flat vector, compute type
   const void* lm_head = nullptr;  // head only: [V, C]
@@ -66,8 +61,9 @@ class ZeroEngine {
   // After the last round: every sum is on its owner, rounded to the wire type. The sum of squares
   // of this rank's shard; `first_nonfinite` names the first unit whose part of it is not finite.
   absl::StatusOr<NormAccumulator> FinishGradients(std::string* first_nonfinite);
-  // AdamW on this rank's state, then the new parameters to everyone who keeps them whole.
-  absl::Status Update(const UpdateArgs& args);
+  // AdamW on this rank's state (weight decay on the tensors of the decay group only), then the new
+  // parameters to everyone who keeps them whole.
+  absl::Status Update(const AdamWArgs& args);
   // Waits for what Update sent on its way.
   absl::Status Drain();
 
@@ -90,7 +86,7 @@ class ZeroEngine {
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
   void EndUse(int unit);
   absl::Status GatherShardedGradients();
-  absl::Status UpdateUnit(UnitState* unit, const UpdateArgs& args);
+  void UpdateUnit(UnitState* unit, const AdamWArgs& args);
   struct Located {
     UnitState* unit;
     const ParameterInfo* info;
