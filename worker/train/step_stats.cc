@@ -43,8 +43,8 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
         "from 0; nothing was updated. Look at these samples, lower the learning rate, or train in "
         "fp32",
         step,
-        std::isfinite(loss) ? std::string("a gradient that is not finite")
-                            : absl::StrFormat("the loss is %g", loss),
+        std::isfinite(loss) ? std::string("non-finite gradient")
+                            : absl::StrFormat("non-finite loss (%g)", loss),
         rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
     SetBlamedRank(static_cast<uint32_t>(rank), &status);
     return status;
@@ -54,9 +54,9 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
     if (v.nonfinite_unit == 0) continue;
     const size_t unit = v.nonfinite_unit - 1;
     return absl::InternalError(absl::StrFormat(
-        "step %d: the gradient of %s is not finite in the shard of rank %d, although every loss "
-        "is; nothing was updated. Samples %d to %d of the run's order. Lower the learning rate, "
-        "or train in fp32",
+        "step %d: non-finite gradient of %s in the shard of rank %d, although every loss is "
+        "finite; nothing was updated. Samples %d to %d of the run's order. Lower the learning "
+        "rate, or train in fp32",
         step, unit < unit_names.size() ? unit_names[unit] : "a unit", rank,
         static_cast<int64_t>(step - 1) * micro_batches_ * micro_batch_,
         static_cast<int64_t>(step) * micro_batches_ * micro_batch_ - 1));

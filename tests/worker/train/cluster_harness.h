@@ -174,12 +174,12 @@ inline v1::JobSpec MakeSpec(const std::string& text,
   return *spec;
 }
 
-// Small models that still cross every boundary: shards that split rows, several blocks, two
+// Small models that still cross every boundary: shards that split rows, several blocks, three
 // micro-batches of two sequences.
-inline const char* TinyGpt2() {
-  return R"(
-name: tiny
-model: {architecture: gpt2, hidden_size: 32, layers: 3, heads: 4, sequence_length: 24, vocab_size: 61}
+#define ZEROSHARD_TINY_JOB(model)                                                \
+  "name: tiny\nmodel: {" model                                                   \
+  ", hidden_size: 32, layers: 3, heads: 4, sequence_length: 24, vocab_size: 61}" \
+  R"(
 data: {train: [unused], tokenizer: tokens}
 resources: {workers: 1}
 train_batch_size: 6
@@ -190,25 +190,11 @@ optimizer: {type: AdamW, params: {lr: 3.0e-3, betas: [0.9, 0.95], eps: 1.0e-8, w
 scheduler: {type: cosine, params: {warmup_steps: 2, min_lr: 3.0e-4}}
 gradient_clipping: 1.0
 zero_optimization: {stage: 0, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
-)";
-}
+)"
 
+inline const char* TinyGpt2() { return ZEROSHARD_TINY_JOB("architecture: gpt2"); }
 inline const char* TinyLlama() {
-  return R"(
-name: tiny
-model: {architecture: llama, hidden_size: 32, layers: 3, heads: 4, kv_heads: 2, intermediate_size: 80,
-        sequence_length: 24, vocab_size: 61}
-data: {train: [unused], tokenizer: tokens}
-resources: {workers: 1}
-train_batch_size: 6
-train_micro_batch_size_per_gpu: 2
-steps: 4
-seed: 7
-optimizer: {type: AdamW, params: {lr: 3.0e-3, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 0.1}}
-scheduler: {type: cosine, params: {warmup_steps: 2, min_lr: 3.0e-4}}
-gradient_clipping: 1.0
-zero_optimization: {stage: 0, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
-)";
+  return ZEROSHARD_TINY_JOB("architecture: llama, kv_heads: 2, intermediate_size: 80");
 }
 
 inline MemoryDataset TinyData() { return MemoryDataset(ChainTokens(24 * 40 + 1, 61), 24); }
