@@ -176,10 +176,9 @@ inline v1::JobSpec MakeSpec(const std::string& text,
 
 // Small models that still cross every boundary: shards that split rows, several blocks, three
 // micro-batches of two sequences.
-#define ZEROSHARD_TINY_JOB(model)                                                \
-  "name: tiny\nmodel: {" model                                                   \
-  ", hidden_size: 32, layers: 3, heads: 4, sequence_length: 24, vocab_size: 61}" \
-  R"(
+inline std::string TinyJob(const std::string& model) {
+  return "name: tiny\nmodel: {" + model +
+         ", hidden_size: 32, layers: 3, heads: 4, sequence_length: 24, vocab_size: 61}" + R"(
 data: {train: [unused], tokenizer: tokens}
 resources: {workers: 1}
 train_batch_size: 6
@@ -190,11 +189,18 @@ optimizer: {type: AdamW, params: {lr: 3.0e-3, betas: [0.9, 0.95], eps: 1.0e-8, w
 scheduler: {type: cosine, params: {warmup_steps: 2, min_lr: 3.0e-4}}
 gradient_clipping: 1.0
 zero_optimization: {stage: 0, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}
-)"
+)";
+}
 
-inline const char* TinyGpt2() { return ZEROSHARD_TINY_JOB("architecture: gpt2"); }
+inline const char* TinyGpt2() {
+  static const std::string text = TinyJob("architecture: gpt2");
+  return text.c_str();
+}
+
 inline const char* TinyLlama() {
-  return ZEROSHARD_TINY_JOB("architecture: llama, kv_heads: 2, intermediate_size: 80");
+  static const std::string text =
+      TinyJob("architecture: llama, kv_heads: 2, intermediate_size: 80");
+  return text.c_str();
 }
 
 inline MemoryDataset TinyData() { return MemoryDataset(ChainTokens(24 * 40 + 1, 61), 24); }
