@@ -33,7 +33,7 @@ struct Options {
   std::vector<int> ranks = {1, 2};
   std::vector<int> stages = {0, 1, 2, 3};
   int threads = 1;
-  int steps = 6;
+  int steps = 8;
   int micro_batch = 1;
   bool fp32 = false;
   std::vector<std::string> set;
@@ -42,10 +42,10 @@ struct Options {
 // What one rank measured; lives in memory that the processes share.
 struct Measured {
   bool ok = false;
-  double step_seconds = 0;     // median after the first two steps
-  double matmul_seconds = 0;   // of a step, mean
-  double compute_seconds = 0;  // of a step, mean: forward and backward without waiting
-  double wait_seconds = 0;     // of a step, mean: waiting for communication
+  double step_seconds = 0;     // median of the warm steps; what follows are their means
+  double matmul_seconds = 0;   // in products
+  double compute_seconds = 0;  // forward and backward without waiting
+  double wait_seconds = 0;     // for communication
   double optimizer_seconds = 0;
   double peak_flops = 0;
   double bytes_sent = 0;  // of a step
@@ -83,11 +83,42 @@ class RandomTokens : public TokenDataset {
   const int64_t sequence_;
 };
 
+// The first steps touch memory for the first time and create products: they are not counted.
+constexpr uint64_t kColdSteps = 2;
+
+// Seconds a step, and what the warm steps spent where.
 class StepTimes : public TrainObserver {
  public:
+  StepTimes(const TrainCounters* counters, const Ops* ops) : counters_(*counters), ops_(*ops) {}
   void OnProgress(uint64_t, StepPhase, const std::string&) override {}
-  void OnStep(const v1::StepRecord& record) override { seconds.push_back(record.seconds()); }
-  std::vector<double> seconds;
+  void OnStep(const v1::StepRecord& record) override {
+    if (record.step() > kColdSteps) seconds_.push_back(record.seconds());
+    if (record.step() != kColdSteps) return;
+    for (int p = 0; p < kStepPhases; ++p) before_[p] = Nanoseconds(p);
+    matmul_before_ = ops_.MatmulSeconds();
+  }
+  double Median() {
+    std::sort(seconds_.begin(), seconds_.end());
+    return seconds_[seconds_.size() / 2];
+  }
+  // Means of the warm steps.
+  double Phase(StepPhase phase) const {
+    const int p = static_cast<int>(phase);
+    return 1e-9 * static_cast<double>(Nanoseconds(p) - before_[p]) / Count();
+  }
+  double Matmul() const { return (ops_.MatmulSeconds() - matmul_before_) / Count(); }
+
+ private:
+  uint64_t Nanoseconds(int phase) const {
+    return counters_.phase_nanoseconds[static_cast<size_t>(phase)].load();
+  }
+  double Count() const { return static_cast<double>(seconds_.size()); }
+
+  const TrainCounters& counters_;
+  const Ops& ops_;
+  std::vector<double> seconds_;
+  uint64_t before_[kStepPhases] = {};
+  double matmul_before_ = 0;
 };
 
 // Products per second of the best of a few large shapes, while the other ranks do the same.
@@ -174,26 +205,16 @@ void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int rank
   trainer_options.data = &data;
   auto trainer = Trainer::Create(trainer_options);
   Must(trainer.status());
-  const double matmul_before = ops->MatmulSeconds();
-  StepTimes times;
+  StepTimes times(&(*trainer)->counters(), ops.get());
   const std::atomic<bool> stop{false};
   Must((*trainer)->Run(&times, stop));
 
   const double steps = static_cast<double>(spec.steps());
-  const auto phase = [&](StepPhase p) {
-    return 1e-9 *
-           static_cast<double>(
-               (*trainer)->counters().phase_nanoseconds[static_cast<size_t>(p)].load()) /
-           steps;
-  };
-  std::vector<double> warm(times.seconds.begin() + std::min<long>(2, options.steps - 1),
-                           times.seconds.end());
-  std::sort(warm.begin(), warm.end());
-  out->step_seconds = warm[warm.size() / 2];
-  out->matmul_seconds = (ops->MatmulSeconds() - matmul_before) / steps;
-  out->compute_seconds = phase(StepPhase::kForward) + phase(StepPhase::kBackward);
-  out->wait_seconds = phase(StepPhase::kCommunication);
-  out->optimizer_seconds = phase(StepPhase::kOptimizer);
+  out->step_seconds = times.Median();
+  out->matmul_seconds = times.Matmul();
+  out->compute_seconds = times.Phase(StepPhase::kForward) + times.Phase(StepPhase::kBackward);
+  out->wait_seconds = times.Phase(StepPhase::kCommunication);
+  out->optimizer_seconds = times.Phase(StepPhase::kOptimizer);
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int p = 0; p < kPhases; ++p)
       out->bytes_sent += static_cast<double>((*comm)->traffic().Get(static_cast<CollectiveOp>(op),
@@ -281,6 +302,6 @@ int main(int argc, char** argv) {
   app.add_flag("--fp32", options.fp32, "fp32 instead of bf16");
   app.add_option("--set", options.set, "override a key of the job, key.path=value");
   CLI11_PARSE(app, argc, argv);
-  if (options.steps < 3) options.steps = 3;
+  options.steps = std::max(options.steps, static_cast<int>(zeroshard::kColdSteps) + 1);
   return zeroshard::Run(options);
 }
