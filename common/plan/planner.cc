@@ -61,7 +61,7 @@ class RankPlanner {
   }
 
   void EmbeddingMemory() {
-    if (!policy_.trained[0] || policy_.gradient_mode == GradientMode::kFullAccumulate) return;
+    if (!policy_.table_trained || policy_.gradient_mode == GradientMode::kFullAccumulate) return;
     if (policy_.sparse_rows) {
       plan_.gradients +=
           static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) * model_.config.hidden * 4);
@@ -99,7 +99,7 @@ class RankPlanner {
       if (u == 0 && !policy_.tied) range.begin = blocks_.end;
       reduced += ReduceBytes(u, range);
     }
-    if (!policy_.trained[0]) return;
+    if (!policy_.table_trained) return;
     if (policy_.sparse_rows) {
       const uint64_t row = 4 + static_cast<uint64_t>(model_.config.hidden) * wire_;
       plan_.step[kAllGather][kBackward] += static_cast<uint64_t>(policy_.row_slots) * row * peers_;

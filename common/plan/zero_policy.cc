@@ -96,6 +96,7 @@ ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
                          unit.length <= options.persistence_threshold);
     p.trained.push_back(unit.AnyTrainable());
   }
+  p.table_trained = model.units.front().parameters.front().trainable;
   const int64_t tokens = options.micro_batch * model.config.sequence;
   p.row_slots = std::min(tokens, model.config.vocab);
   p.sparse_rows = p.gradient_mode != GradientMode::kFullAccumulate &&

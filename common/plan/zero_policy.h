@@ -60,6 +60,7 @@ struct ZeroPolicy {
   std::vector<ShardLayout> layouts;     // by unit
   std::vector<bool> resident;           // by unit: parameters are whole all the time
   std::vector<bool> trained;            // by unit: any tensor is trainable
+  bool table_trained = true;            // the token table is
   std::vector<UnitUse> uses;            // of one micro-batch
   // The token table's gradient travels as `row_slots` rows a rank and micro-batch, all-gathered
   // (true), or as a dense contribution that is reduced like any other (false). The same bits either

@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<TokenRows>> TokenRows::Create(
   std::unique_ptr<TokenRows> rows(
       new TokenRows(model, policy, embedding, reducer, comm, device, ops));
   ZS_RETURN_IF_ERROR(rows->Allocate(device));
-  if (policy->sparse_rows && embedding->trained) {
+  if (policy->sparse_rows && policy->table_trained) {
     const int64_t capacity = RowCapacity(*model, *policy, comm->rank());
     ZS_ASSIGN_OR_RETURN(rows->sums_,
                         device->Allocate(Bytes(capacity * model->config.hidden, DType::kF32),
@@ -60,7 +60,7 @@ absl::Status TokenRows::Allocate(Device* device) {
   };
   ZS_RETURN_IF_ERROR(buffers(Bytes(tokens, DType::kI32), &ids_));
   ZS_RETURN_IF_ERROR(buffers(Bytes(tokens * columns, wire_), &rows_));
-  if (!unit_.trained || policy_.gradient_mode == GradientMode::kFullAccumulate)
+  if (!policy_.table_trained || policy_.gradient_mode == GradientMode::kFullAccumulate)
     return absl::OkStatus();
   ZS_RETURN_IF_ERROR(buffers(Bytes(3 * kPiece, DType::kF32), &piece_));
   if (policy_.sparse_rows) {
@@ -77,7 +77,7 @@ absl::Status TokenRows::Allocate(Device* device) {
 }
 
 void TokenRows::BeginStep() {
-  if (!unit_.trained) return;
+  if (!policy_.table_trained) return;
   // Nothing else writes an untied table's gradient where rows travel sparsely or are added here.
   if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
     if (!policy_.tied)
@@ -92,7 +92,7 @@ void TokenRows::BeginStep() {
 }
 
 absl::Status TokenRows::Reduce(uint64_t step, int64_t round, int contributors) {
-  if (!unit_.trained || !unit_.table->parameters.front().trainable) return absl::OkStatus();
+  if (!policy_.table_trained) return absl::OkStatus();
   if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
     if (comm_->rank() < contributors) AccumulateLocally();
     return absl::OkStatus();
@@ -173,7 +173,7 @@ void TokenRows::FoldRow(int32_t id, const char* row) {
 }
 
 absl::Status TokenRows::Join() {
-  if (!unit_.trained || policy_.gradient_mode == GradientMode::kFullAccumulate)
+  if (!policy_.table_trained || policy_.gradient_mode == GradientMode::kFullAccumulate)
     return absl::OkStatus();
   if (!policy_.sparse_rows) {
     return policy_.tied ? JoinRange(owned_, sums_.data(), policy_.accumulate_type)

@@ -67,7 +67,17 @@ TEST(PlanTest, KeptAndResidentUnitsSaveTheTrafficThatThePlanSaysTheySave) {
         {TinyGpt2(), 3, 3, {more, "zero_optimization.stage3_max_reuse_distance=30000"}});
 }
 
-// A unit whose head belongs to no one: 4 ranks, and shards that are rounded up to 64.
+TEST(PlanTest, FrozenTensorsCostWhatThePlanSays) {
+  for (const char* trainable :
+       {"model.trainable=['wpe.weight', 'blocks.1.*']", "model.trainable=['wte.weight']",
+        "model.trainable=['blocks.*.mlp.*']"})
+    for (const char* more : {"model.vocab_size=61", kManyTokens})
+      for (int stage : {0, 1, 2, 3})
+        for (const char* batch : {"train_batch_size=4", "train_batch_size=6"})
+          ExpectPlanHolds({TinyGpt2(), 2, stage, {trainable, more, batch, "steps=2"}});
+}
+
+// Four ranks, and shards that are rounded up to 64: some own nothing of the small units.
 TEST(PlanTest, ARankThatOwnsNothingIsPlannedAsItIs) {
   for (int stage : {0, 1, 2, 3})
     ExpectPlanHolds({TinyGpt2(), 4, stage, {"model.hidden_size=16", "model.layers=1"}});
