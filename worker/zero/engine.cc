@@ -36,10 +36,10 @@ ZeroEngine::ZeroEngine(const ModelTable* model, const ZeroPolicy* policy, Device
     : model_(*model), policy_(*policy), device_(device), ops_(ops), comm_(comm) {}
 
 ZeroEngine::~ZeroEngine() {
-  // Whatever is still on its way reads and writes the units' memory.
+  // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
   gather_.reset();
-  rows_.reset();
   reducer_.reset();
+  rows_.reset();
 }
 
 absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable* model,

@@ -22,6 +22,12 @@ char* Shift(void* base, int64_t elements, DType type) {
 class GradientReducer::UnitSink : public GradientSink {
  public:
   UnitSink(GradientReducer* owner, int unit) : owner_(*owner), unit_(unit) {}
+  // Of a backward that was cut short: what was sent of it still reads the buffers.
+  ~UnitSink() override {
+    for (const Range& range : ranges_) {
+      for (const Event& event : range.events) event.Wait().IgnoreError();
+    }
+  }
 
   absl::StatusOr<void*> Acquire(int64_t begin, int64_t end) override {
     UnitState& unit = State();
