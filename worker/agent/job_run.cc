@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/blamed_rank.h"
+#include "common/status_payloads.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/agent/cluster_rendezvous.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/blamed_rank.h"
+#include "common/status_payloads.h"
 
 namespace zeroshard {
 namespace {

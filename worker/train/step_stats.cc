@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "common/blamed_rank.h"
+#include "common/status_payloads.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "common/blamed_rank.h"
+#include "common/status_payloads.h"
 #include "tests/common/member/fake_cluster.h"
 #include "tests/worker/agent/fake_backend.h"
 
