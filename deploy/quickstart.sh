@@ -123,11 +123,11 @@ if ! mkdir -p "$build" 2>/dev/null || [[ ! -w $build ]]; then
   # A folder for each checkout, as a build folder belongs to one source tree.
   build="${XDG_CACHE_HOME:-$HOME/.cache}/zeroshard/build-$(cksum <<<"$REPOSITORY" | cut -d' ' -f1)"
 fi
-say "Building in $build (the first time takes minutes)"
+zeroshard="$build/client/zeroshard"
+[[ -x $zeroshard ]] || say "Building in $build: this takes minutes, once"
 started=$SECONDS
 build_programs "$build"
-say "Built in $((SECONDS - started)) s"
-zeroshard="$build/client/zeroshard"
+say "Built in $build, in $((SECONDS - started)) s"
 
 settings=()
 [[ -z $train ]] || settings=(--set "data.train=[$train]")
