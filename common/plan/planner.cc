@@ -1,7 +1,7 @@
 #include "common/plan/planner.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
 #include "common/plan/activation_table.h"
 
@@ -75,47 +75,59 @@ class RankPlanner {
     return (static_cast<uint64_t>(range.size()) - OwnedBytes(u, range)) * wire_;
   }
 
+  // Every round but the last is the same on every rank; the last may be ragged.
   void Traffic() {
-    for (int64_t round = 0; round < policy_.rounds; ++round) {
-      for (const UnitUse& use : policy_.uses) {
-        if (!use.gather) continue;
-        const uint64_t shard =
-            static_cast<uint64_t>(policy_.layouts[static_cast<size_t>(use.unit)].shard);
-        plan_.step[kAllGather][use.backward ? kBackward : kForward] += shard * peers_ * wire_;
-      }
-      if (policy_.gradient_mode != GradientMode::kFullAccumulate)
-        RoundTraffic(rank_ < policy_.Contributors(round));
+    RoundTraffic(true);
+    for (auto& row : plan_.step) {
+      for (uint64_t& bytes : row)
+        bytes = SaturatingProduct(bytes, static_cast<uint64_t>(policy_.rounds - 1));
     }
+    RoundTraffic(rank_ < policy_.Contributors(policy_.rounds - 1));
     for (size_t u = 0; u < model_.units.size(); ++u) StepTraffic(u);
-    plan_.step[kAllGather][kStep] += static_cast<uint64_t>(StatsBytes(policy_.rounds)) * peers_;
+    Add(kAllGather, kStep, static_cast<uint64_t>(StatsBytes(policy_.rounds)) * peers_);
+  }
+
+  void Add(int op, int phase, uint64_t bytes) {
+    uint64_t& sum = plan_.step[static_cast<size_t>(op)][static_cast<size_t>(phase)];
+    if (__builtin_add_overflow(sum, bytes, &sum)) sum = std::numeric_limits<uint64_t>::max();
+  }
+
+  static uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
+    uint64_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
   }
 
   void RoundTraffic(bool contributes) {
-    uint64_t& reduced = plan_.step[kReduceScatter][kBackward];
+    for (const UnitUse& use : policy_.uses) {
+      if (!use.gather) continue;
+      const uint64_t shard =
+          static_cast<uint64_t>(policy_.layouts[static_cast<size_t>(use.unit)].shard);
+      Add(kAllGather, use.backward ? kBackward : kForward, shard * peers_ * wire_);
+    }
+    if (policy_.gradient_mode == GradientMode::kFullAccumulate) return;
     for (size_t u = 0; u < model_.units.size() && contributes; ++u) {
       if (!policy_.trained[u]) continue;
       ElementRange range{0, model_.units[u].length};
       // Of the embedding, the head's part where tied; the rows are counted below.
       if (u == 0 && !policy_.tied) range.begin = blocks_.end;
-      reduced += ReduceBytes(u, range);
+      Add(kReduceScatter, kBackward, ReduceBytes(u, range));
     }
     if (!policy_.table_trained) return;
     if (policy_.sparse_rows) {
       const uint64_t row = 4 + static_cast<uint64_t>(model_.config.hidden) * wire_;
-      plan_.step[kAllGather][kBackward] += static_cast<uint64_t>(policy_.row_slots) * row * peers_;
+      Add(kAllGather, kBackward, static_cast<uint64_t>(policy_.row_slots) * row * peers_);
     } else if (contributes) {
-      reduced += ReduceBytes(0, blocks_);
+      Add(kReduceScatter, kBackward, ReduceBytes(0, blocks_));
     }
   }
 
   void StepTraffic(size_t u) {
     if (!policy_.trained[u]) return;
     if (policy_.gradient_mode == GradientMode::kFullAccumulate)
-      plan_.step[kReduceScatter][kStep] += ReduceBytes(u, {0, model_.units[u].length});
+      Add(kReduceScatter, kStep, ReduceBytes(u, {0, model_.units[u].length}));
     // Stage 0 gathers gradients, the others the parameters that they keep whole.
     if (options_.stage == 0 || policy_.resident[u])
-      plan_.step[kAllGather][kStep] +=
-          static_cast<uint64_t>(policy_.layouts[u].shard) * peers_ * wire_;
+      Add(kAllGather, kStep, static_cast<uint64_t>(policy_.layouts[u].shard) * peers_ * wire_);
   }
 
   const ModelTable& model_;
@@ -131,7 +143,11 @@ class RankPlanner {
 
 uint64_t RankPlan::StepBytes() const {
   uint64_t sum = 0;
-  for (const auto& row : step) sum = std::accumulate(row.begin(), row.end(), sum);
+  for (const auto& row : step) {
+    for (uint64_t bytes : row) {
+      if (__builtin_add_overflow(sum, bytes, &sum)) return std::numeric_limits<uint64_t>::max();
+    }
+  }
   return sum;
 }
 

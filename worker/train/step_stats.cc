@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "common/status_payloads.h"
 #include "common/status_macros.h"
+#include "common/status_payloads.h"
 
 namespace zeroshard {
 
@@ -47,19 +47,23 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
                             : absl::StrFormat("non-finite loss (%g)", loss),
         rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
     SetBlamedRank(static_cast<uint32_t>(rank), &status);
+    MarkNonFinite(&status);
     return status;
   }
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const RankVerdict& v = Verdict(rank);
     if (v.nonfinite_unit == 0) continue;
     const size_t unit = v.nonfinite_unit - 1;
-    return absl::InternalError(absl::StrFormat(
+    absl::Status status = absl::InternalError(absl::StrFormat(
         "step %d: non-finite gradient of %s in the shard of rank %d, although every loss is "
         "finite; nothing was updated. Samples %d to %d of the run's order. Lower the learning "
         "rate, or train in fp32",
         step, unit < unit_names.size() ? unit_names[unit] : "a unit", rank,
         static_cast<int64_t>(step - 1) * micro_batches_ * micro_batch_,
         static_cast<int64_t>(step) * micro_batches_ * micro_batch_ - 1));
+    SetBlamedRank(static_cast<uint32_t>(rank), &status);
+    MarkNonFinite(&status);
+    return status;
   }
   return absl::OkStatus();
 }
@@ -70,7 +74,8 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, const RankVerdi
   char* own = entries_.data() + comm_->rank() * StatsBytes(rounds_);
   std::memset(own, 0, static_cast<size_t>(StatsBytes(rounds_)));
   std::memcpy(own, &verdict, sizeof(verdict));
-  std::memcpy(own + kStatsFixedBytes, rounds.data(), rounds.size() * sizeof(RoundStats));
+  if (!rounds.empty())
+    std::memcpy(own + kStatsFixedBytes, rounds.data(), rounds.size() * sizeof(RoundStats));
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "step totals", .step = step};
   ZS_RETURN_IF_ERROR(
       comm_->AllGather(entries_.data(), StatsBytes(rounds_), DType::kU8, info).Wait());

@@ -1,5 +1,6 @@
 #include "worker/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -9,6 +10,7 @@
 #include "common/plan/planner.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
+#include "common/status_payloads.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/step_stats.h"
 
@@ -87,7 +89,6 @@ class TrainerImpl : public Trainer {
       record.set_learning_rate(LearningRate(options_.spec, step));
       record.set_tokens(static_cast<uint64_t>(totals.tokens));
       record.set_seconds(static_cast<double>(NanosecondsSince(start)) * 1e-9);
-      ++counters_.steps;
       observer->OnStep(record);
       if (totals.hold) ZS_RETURN_IF_ERROR(Hold(step, observer, stop));
     }
@@ -138,13 +139,16 @@ class TrainerImpl : public Trainer {
       engine_->BeginRound(round);
       const int64_t j = round * options_.comm->size() + options_.comm->rank();
       // In a ragged last round a rank without a micro-batch repeats its calls on the last one's
-      // tokens (zeros at first): the others wait for it in the collectives, and nothing it computes
-      // is sent.
+      // tokens (zeros at first): the others wait for it in the collectives, and nobody uses what it
+      // computes.
       const bool active = j < policy_.options.micro_batches;
       MicroBatch mb{.batch = policy_.options.micro_batch,
                     .tokens = tokens_.data(),
                     .targets = targets_.data()};
-      if (active) mb = Load(Position(step, j));
+      if (active) {
+        mb = Load(Position(step, j));
+        ZS_RETURN_IF_ERROR(options_.data->status());
+      }
       ZS_ASSIGN_OR_RETURN(const MicroBatchResult result, runner_->ForwardBackward(mb, progress));
       if (!active) continue;
       rounds.push_back({.loss = result.loss.loss, .tokens = result.loss.tokens});
@@ -163,7 +167,7 @@ class TrainerImpl : public Trainer {
     }
     verdict.hold = options_.comm->rank() == 0 && observer->ShouldHold() ? 1 : 0;
     absl::StatusOr<StepTotals> totals = exchange_->Exchange(step, verdict, rounds, unit_names_);
-    if (absl::IsInternal(totals.status())) ++counters_.nonfinite;
+    if (IsNonFinite(totals.status())) ++counters_.nonfinite;
     if (!totals.ok()) return totals;
     progress(StepPhase::kOptimizer, "");
     ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));
@@ -188,11 +192,13 @@ class TrainerImpl : public Trainer {
 
   // All ranks wait together until rank 0 may go on.
   absl::Status Hold(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
+    // Rank 0 lets the others wait for a quarter of a collective's deadline, and at most a second.
     constexpr std::chrono::milliseconds kPoll(20);
-    constexpr int kPolls = 50;  // a second between exchanges
+    const int polls = static_cast<int>(std::min<uint32_t>(
+        50, 250 * std::max<uint32_t>(1, options_.spec.timeouts().collective_seconds()) / 20));
     bool hold = true;
     while (hold) {
-      for (int i = 0; i < kPolls && !stop; ++i) {
+      for (int i = 0; i < polls && !stop; ++i) {
         observer->OnProgress(step, StepPhase::kBarrier, "waiting for the coordinator");
         if (options_.comm->rank() == 0 && !observer->ShouldHold()) break;
         if (options_.comm->rank() != 0) break;

@@ -2,6 +2,7 @@
 // Knows nothing of gRPC: whoever owns it passes the collectives in and observes.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -46,9 +47,8 @@ class TrainObserver {
 
 // Live counters for the metrics; any thread may read.
 struct TrainCounters {
-  std::atomic<uint64_t> tokens{0};  // this rank's
-  std::atomic<uint64_t> steps{0};
-  std::atomic<uint64_t> nonfinite{0};
+  std::atomic<uint64_t> tokens{0};     // this rank's
+  std::atomic<uint64_t> nonfinite{0};  // steps that ended with a non-finite value: 0 or 1
   std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
 };
 

@@ -31,9 +31,8 @@ class Waiting {
 
 }  // namespace
 
-ZeroEngine::ZeroEngine(const ModelTable* model, const ZeroPolicy* policy, Device* device, Ops* ops,
-                       Communicator* comm)
-    : model_(*model), policy_(*policy), device_(device), ops_(ops), comm_(comm) {}
+ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm)
+    : policy_(*policy), ops_(ops), comm_(comm) {}
 
 ZeroEngine::~ZeroEngine() {
   // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
@@ -46,7 +45,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable*
                                                                const ZeroPolicy* policy,
                                                                uint64_t seed, Device* device,
                                                                Ops* ops, Communicator* comm) {
-  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(model, policy, device, ops, comm));
+  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm));
   ZS_ASSIGN_OR_RETURN(engine->units_,
                       MakeUnitStates(*model, *policy, comm->rank(), seed, device, ops));
   engine->reducer_ = std::make_unique<GradientReducer>(policy, &engine->units_, comm, device, ops);
@@ -86,7 +85,7 @@ absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
   return gather_->BeforeUse(static_cast<int>(next_use_++), step_);
 }
 
-void ZeroEngine::EndUse(int unit) {
+void ZeroEngine::EndUses() {
   for (int use : open_uses_) gather_->AfterUse(use);
   open_uses_.clear();
 }
@@ -107,7 +106,7 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeForward(int unit) {
 }
 
 absl::Status ZeroEngine::AfterForward(int unit) {
-  EndUse(unit);
+  EndUses();
   return absl::OkStatus();
 }
 
@@ -118,7 +117,7 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
 }
 
 absl::Status ZeroEngine::AfterBackward(int unit) {
-  EndUse(unit);
+  EndUses();
   if (unit != 0) return absl::OkStatus();
   Waiting waiting(&waited_);
   return rows_->Reduce(step_, round_, policy_.Contributors(round_));

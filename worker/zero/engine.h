@@ -3,7 +3,7 @@
 // behind the hooks and nowhere else.
 //
 // Every rank of the job makes the same calls in the same order, also a rank without a micro-batch
-// in a ragged last round (it computes on any data; what it writes is not sent). Not thread-safe.
+// in a ragged last round (it computes on any data; nobody uses what it writes). Not thread-safe.
 // Errors are the collectives' (worker/comm/communicator.h) unless said otherwise; after one the
 // engine is of no further use.
 #pragma once
@@ -80,11 +80,10 @@ class ZeroEngine {
   uint64_t WaitedNanoseconds() const { return waited_; }
 
  private:
-  ZeroEngine(const ModelTable* model, const ZeroPolicy* policy, Device* device, Ops* ops,
-             Communicator* comm);
+  ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm);
   // Takes the next use of the schedule; INTERNAL if it is another unit's.
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
-  void EndUse(int unit);
+  void EndUses();
   absl::Status GatherShardedGradients();
   void UpdateUnit(UnitState* unit, const AdamWArgs& args);
   struct Located {
@@ -95,9 +94,7 @@ class ZeroEngine {
   // The fp32 value of parameters [begin, end) that this rank holds.
   void ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const;
 
-  const ModelTable& model_;
   const ZeroPolicy& policy_;
-  Device* device_;
   Ops* ops_;
   Communicator* comm_;
   std::vector<UnitState> units_;

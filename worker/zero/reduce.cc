@@ -150,7 +150,6 @@ GradientReducer::GradientReducer(const ZeroPolicy* policy, std::vector<UnitState
     : policy_(*policy),
       units_(*units),
       comm_(comm),
-      device_(device),
       ops_(ops),
       in_flight_(device, kBuffersInFlight) {
   for (size_t u = 0; u < units->size(); ++u)

@@ -53,7 +53,6 @@ class GradientReducer {
   const ZeroPolicy& policy_;
   std::vector<UnitState>& units_;
   Communicator* comm_;
-  Device* device_;
   Ops* ops_;
   InFlightPool in_flight_;
   std::vector<Event> events_;  // of reductions that read the units' own buffers

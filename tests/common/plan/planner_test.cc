@@ -25,5 +25,29 @@ TEST(RowsTouchedTest, CountsRowsThatAreOwnedInPart) {
   EXPECT_EQ(RowsTouched(table, table, 10), 100);
 }
 
+// 2^31 micro-batches: the plan is arithmetic, not a loop over them, and its sums do not wrap.
+TEST(PlanShardsTest, AnAbsurdlyLargeBatchIsPlannedAtOnce) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_architecture("gpt2");
+  spec.mutable_model()->set_hidden_size(4096);
+  spec.mutable_model()->set_layers(96);
+  spec.mutable_model()->set_heads(32);
+  spec.mutable_model()->set_sequence_length(1024);
+  spec.mutable_model()->set_vocab_size(50257);
+  spec.mutable_resources()->set_workers(64);
+  spec.mutable_zero_optimization()->set_stage(3);
+  spec.mutable_bf16()->set_enabled(true);
+  spec.set_train_micro_batch_size_per_gpu(1);
+  spec.set_train_batch_size(64);
+  const auto one_round = PlanShards(spec);
+  ASSERT_TRUE(one_round.ok()) << one_round.status();
+  spec.set_train_batch_size(uint64_t{1} << 31);
+  const auto plans = PlanShards(spec);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  const double rounds = static_cast<double>((uint64_t{1} << 31) / 64);
+  const double expected = rounds * static_cast<double>((*one_round)[0].traffic_bytes_per_step());
+  EXPECT_NEAR(static_cast<double>((*plans)[0].traffic_bytes_per_step()), expected, 1e-3 * expected);
+}
+
 }  // namespace
 }  // namespace zeroshard
