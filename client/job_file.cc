@@ -58,9 +58,6 @@ absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
       path == "-" ? fs::current_path(error) : fs::absolute(path, error).parent_path();
   if (error) return absl::InternalError(absl::StrCat(source, ": ", error.message()));
   for (std::string& train : *spec.mutable_data()->mutable_train()) train = Resolve(folder, train);
-  if (!spec.checkpoint().dir().empty()) {
-    spec.mutable_checkpoint()->set_dir(Resolve(folder, spec.checkpoint().dir()));
-  }
   return spec;
 }
 

@@ -10,8 +10,8 @@
 
 namespace zeroshard {
 
-// Reads, overrides, fills in and checks. `path` "-" reads standard input. Relative data paths and
-// checkpoint.dir become absolute: they are relative to the job file's folder (standard input: to
+// Reads, overrides, fills in and checks. `path` "-" reads standard input. Relative data paths
+// become absolute: they are relative to the job file's folder (standard input: to
 // the current one), because workers run elsewhere. NOT_FOUND, INVALID_ARGUMENT and
 // RESOURCE_EXHAUSTED name file, line and key.
 absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,

@@ -104,9 +104,10 @@ absl::Status NormaliseResources(v1::JobSpec* spec) {
     return status;
   }
   if (resources->min_workers() == 0) resources->set_min_workers(resources->workers());
-  if (resources->min_workers() > resources->workers()) {
+  if (resources->min_workers() != resources->workers()) {
     return Bad("resources.min_workers: seen ", resources->min_workers(),
-               ", wanted at most resources.workers, which is ", resources->workers());
+               ", wanted resources.workers, which is ", resources->workers(),
+               ": this version does not resize a running job; remove the key");
   }
   return absl::OkStatus();
 }
@@ -364,10 +365,10 @@ absl::Status NormaliseZero(v1::JobSpec* spec) {
 }
 
 absl::Status NormaliseRest(v1::JobSpec* spec) {
-  if (spec->checkpoint().interval_steps() != 0) {
-    return Bad("checkpoint.interval_steps: seen ", spec->checkpoint().interval_steps(),
-               "; this version writes no checkpoints: write 0, or remove the key (the job still "
-               "survives a restart of the coordinator)");
+  if (spec->has_checkpoint()) {
+    return Bad(
+        "checkpoint: this version writes no checkpoints: remove the section (the job still "
+        "survives a restart of the coordinator)");
   }
   v1::ParallelSpec* parallel = spec->mutable_parallel();
   if (!parallel->has_tensor()) parallel->set_tensor(1);

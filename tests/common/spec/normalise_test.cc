@@ -103,9 +103,18 @@ TEST(NormaliseJobSpec, DataMustFitTheTokenizer) {
   EXPECT_THAT(Refusal({"data.train=[\"\"]"}), StartsWith("data.train.0: empty"));
 }
 
+TEST(NormaliseJobSpec, AJobKeepsItsSize) {
+  for (const char* other : {"1", "3"}) {
+    EXPECT_THAT(Refusal({absl::StrCat("resources.min_workers=", other)}),
+                AllOf(StartsWith(absl::StrCat("resources.min_workers: seen ", other)),
+                      HasSubstr("which is 2"), HasSubstr("does not resize a running job")));
+  }
+  EXPECT_EQ(Refusal({"resources.min_workers=2"}), "");
+  EXPECT_EQ(Refusal({"resources.min_workers=0"}), "");  // as if absent
+  EXPECT_EQ(Normalised({"resources.workers=4"}).resources().min_workers(), 4u);
+}
+
 TEST(NormaliseJobSpec, WorkersAreBounded) {
-  EXPECT_THAT(Refusal({"resources.min_workers=3"}),
-              AllOf(StartsWith("resources.min_workers: seen 3"), HasSubstr("2")));
   EXPECT_THAT(Refusal({"resources.workers=65537"}), StartsWith("resources.workers: seen 65537"));
 }
 
@@ -215,8 +224,12 @@ TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"parallel.tensor=2"}), HasSubstr("parallel.tensor: seen 2"));
   EXPECT_THAT(Refusal({"parallel.pipeline=4"}), HasSubstr("parallel.pipeline: seen 4"));
   EXPECT_THAT(Refusal({"parallel.tensor=0"}), HasSubstr("parallel.tensor: seen 0"));
-  EXPECT_THAT(Refusal({"checkpoint.interval_steps=50"}), HasSubstr("writes no checkpoints"));
-  EXPECT_EQ(Refusal({"checkpoint={dir: ckpt, keep_last: 2, interval_steps: 0}"}), "");
+  for (const char* checkpoint : {"checkpoint.interval_steps=50", "checkpoint={interval_steps: 0}",
+                                 "checkpoint={dir: ckpt, keep_last: 2}", "checkpoint={}"}) {
+    EXPECT_THAT(Refusal({checkpoint}), AllOf(HasSubstr("this version writes no checkpoints"),
+                                             HasSubstr("remove the section")))
+        << checkpoint;
+  }
 }
 
 TEST(NormaliseJobSpec, TimeoutsAreBounded) {
