@@ -1,4 +1,4 @@
-// The order of samples (F20): each once an epoch, the same for any world size, another each epoch.
+// The order of samples: each once an epoch, the same for any world size, another each epoch.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -111,7 +111,7 @@ TEST(TokensTest, OfAFolderOnlyBinFilesAreRead) {
   EXPECT_THAT(AllTokens({folder.path()}, 10), ElementsAre(1, 2, 3));
 }
 
-// F16
+// Ids that the model has no row for.
 TEST(TokensTest, AnIdBeyondTheVocabularyInTheMiddleIsRefused) {
   TempFolder folder;
   std::vector<uint16_t> ids(20000, 3);
@@ -140,7 +140,7 @@ TEST(TokensTest, A32BitIdIsNeverTakenForANegativeOne) {
   EXPECT_THAT(ErrorOf(file, 1, 128256), HasSubstr("token 1 has id 4294967295"));
 }
 
-// F18
+// Files that cannot be what they are said to be.
 TEST(TokensTest, AnEmptyFileIsRefused) {
   TempFolder folder;
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", ""), 8, 100), HasSubstr("is empty (0 bytes)"));
