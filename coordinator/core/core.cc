@@ -53,8 +53,9 @@ Decision Core::Start(const Moment& given) {
     out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
-    run.start_deadline = *run.return_deadline;
+    run.start_deadline = *run.return_deadline + StartTimeout(run.job.spec);
     WakeBy(*run.return_deadline);
+    WakeBy(run.start_deadline);
     for (RankState& rank : run.ranks) {
       rank.last_advance = moment.now;
       rank.began = run.job.state != v1::JOB_STATE_PLACING;

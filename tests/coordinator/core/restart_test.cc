@@ -104,6 +104,34 @@ TEST(Restart, AnAssignmentThatWasNeverDeliveredIsSentAgain) {
   EXPECT_EQ(h.member("worker-1").assign->generation(), 1);
 }
 
+TEST(Restart, ASlowStartHasItsWholeTimeAgain) {
+  Harness h;
+  h.JoinMany(2);
+  v1::JobSpec spec = Harness::Spec("a", 2);
+  spec.mutable_timeouts()->set_start_seconds(120);
+  h.SubmitJob(spec);
+  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+  h.AdvanceBeating(absl::Seconds(60), kBoth);
+  h.Restart();
+  for (const std::string& name : kBoth) h.Connect(name, true);
+  h.AdvanceBeating(absl::Seconds(100), kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_PLACING) << h.Status("a").reason();
+  for (const std::string& name : kBoth) h.Arrive(name, "start");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
+}
+
+TEST(Restart, AStartThatNeverEndsStillFailsTheJob) {
+  Harness h;
+  h.JoinMany(2);
+  h.SubmitJob(Harness::Spec("a", 2));  // 60 s to start
+  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+  h.Restart();
+  for (const std::string& name : kBoth) h.Connect(name, true);
+  h.AdvanceBeating(absl::Seconds(60 + 20 + 2), kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(h.Status("a").reason(), HasSubstr("timeouts.start_seconds"));
+}
+
 TEST(Restart, AFailureThatWasReportedBeforeIsNotForgotten) {
   Harness h;
   h.JoinMany(2);
