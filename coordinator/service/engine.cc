@@ -9,12 +9,6 @@
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
-namespace {
-
-// Decisions that wait for the disk. At a thousand heartbeats a second this is more than a minute.
-constexpr size_t kMaxWork = 100000;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
                                                       std::unique_ptr<DurableLog> log) {
@@ -111,9 +105,15 @@ bool Engine::Drop(RequestId request) {
 }
 
 void Engine::Post(Event event) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_ || failed_) return;
-  Enqueue(core_->Decide(event, Now()));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_ || failed_) return;
+    if (!Full()) {
+      Enqueue(core_->Decide(event, Now()));
+      return;
+    }
+  }
+  Fail(TooMuchWaits());
 }
 
 void Engine::Enqueue(Decision decision) {
@@ -139,6 +139,11 @@ void Engine::TimerLoop() {
       continue;
     }
     if (failed_) return;
+    if (Full()) {
+      lock.unlock();
+      Fail(TooMuchWaits());
+      return;
+    }
     Enqueue(core_->Decide(Tick{}, Now()));
   }
 }
@@ -150,14 +155,6 @@ void Engine::WriterLoop() {
       std::unique_lock<std::mutex> lock(mutex_);
       work_ready_.wait(lock, [&] { return stopping_ || !work_.empty(); });
       if (work_.empty()) return;
-      if (work_.size() > kMaxWork) {
-        failed_ = true;
-        lock.unlock();
-        Fail(absl::ResourceExhaustedError(absl::StrCat("more than ", kMaxWork,
-                                                       " decisions wait for the disk of ",
-                                                       options_.data_dir, "; is it hanging?")));
-        return;
-      }
       batch.assign(std::make_move_iterator(work_.begin()), std::make_move_iterator(work_.end()));
       work_.clear();
     }
@@ -182,10 +179,6 @@ bool Engine::CarryOut(std::vector<Work>& batch) {
   if (status.ok()) {
     CountMembers();
     return true;
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    failed_ = true;
   }
   Fail(status);
   return false;
@@ -271,7 +264,17 @@ void Engine::NotifyWatchers(const std::string& run_id) {
   for (const std::shared_ptr<Watcher>& watcher : watchers) watcher->Notify();
 }
 
+absl::Status Engine::TooMuchWaits() const {
+  return absl::ResourceExhaustedError(absl::StrCat(options_.max_waiting,
+                                                   " decisions wait for the disk of ",
+                                                   options_.data_dir, "; is it hanging?"));
+}
+
 void Engine::Fail(const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(failed_, true)) return;
+  }
   LogError("cannot go on: ", status.message());
   if (options_.on_fatal) options_.on_fatal(status);
 }
@@ -321,9 +324,16 @@ void Engine::Watch(const std::string& run_id, std::shared_ptr<Watcher> watcher) 
     std::lock_guard<std::mutex> lock(peers_mutex_);
     watchers_.emplace(run_id, std::move(watcher));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  work_.push_back(Work{{}, weak});
-  work_ready_.notify_one();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_) return;  // Stop closes the watcher
+    if (!Full()) {
+      work_.push_back(Work{{}, weak});
+      work_ready_.notify_one();
+      return;
+    }
+  }
+  Fail(TooMuchWaits());
 }
 
 void Engine::Unwatch(const std::string& run_id, const Watcher* watcher) {

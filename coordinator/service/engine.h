@@ -47,9 +47,12 @@ class Engine {
     std::string data_dir;
     Clock* clock = nullptr;                    // outlives the engine
     prometheus::Registry* registry = nullptr;  // likewise
-    // Called once when the engine cannot go on: the log or a history cannot be written. The process
-    // must end with this error. From the writer thread.
+    // Called once when the engine cannot go on: the log or a history cannot be written, or the disk
+    // takes so long that `max_waiting` decisions wait for it. The process must end with this error.
+    // From any thread; must not call the engine.
     std::function<void(const absl::Status&)> on_fatal;
+    // At a thousand heartbeats a second the default is more than a minute.
+    size_t max_waiting = 100000;
   };
   using ReplyHandler = std::function<void(const Reply&)>;
 
@@ -112,7 +115,9 @@ class Engine {
   void CountMembers();
   absl::Status CarryOut(Action& action);
   void NotifyWatchers(const std::string& run_id);
-  void Fail(const absl::Status& status);
+  bool Full() const { return work_.size() >= options_.max_waiting; }  // with mutex_ held
+  absl::Status TooMuchWaits() const;
+  void Fail(const absl::Status& status);  // without mutex_; only the first counts
   v1::JobStatus WithPath(v1::JobStatus status) const;
 
   const Options options_;

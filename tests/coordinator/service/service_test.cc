@@ -3,9 +3,11 @@
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -549,6 +551,71 @@ TEST_F(ServiceTest, NothingIsToldThatCouldNotBeWritten) {
   EXPECT_EQ(fatal.get_future().get().message(), "disk full");
   (*engine)->Stop();
   EXPECT_EQ(told.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
+// A log whose disk hangs until it is released.
+class HangingLog : public DurableLog {
+ public:
+  HangingLog(std::promise<void>* entered, std::shared_future<void> released)
+      : entered_(entered), released_(std::move(released)) {}
+  absl::StatusOr<LoadedState> Load() override { return LoadedState(); }
+  absl::Status Append(const std::vector<LogRecord>&) override {
+    if (entered_ != nullptr) std::exchange(entered_, nullptr)->set_value();
+    const bool freed = released_.wait_for(kPatience) == std::future_status::ready;
+    return freed ? absl::OkStatus() : absl::DeadlineExceededError("the test never released it");
+  }
+
+ private:
+  std::promise<void>* entered_;
+  const std::shared_future<void> released_;
+};
+
+class QuietWatcher : public Watcher {
+ public:
+  void Notify() override {}
+  void Close() override {}
+};
+
+// `add` adds a decision to those that wait for the disk.
+void ExpectBounded(const std::string& data_dir, const std::function<void(Engine*)>& add) {
+  const auto registry = MakeRegistry("coordinator");
+  std::promise<absl::Status> fatal;  // set twice it would throw
+  std::future<absl::Status> seen = fatal.get_future();
+  std::promise<void> entered;
+  std::promise<void> release;
+  Engine::Options options;
+  options.data_dir = data_dir;
+  options.clock = &SystemClock::Get();
+  options.registry = registry.get();
+  options.max_waiting = 8;
+  options.on_fatal = [&](const absl::Status& status) { fatal.set_value(status); };
+  auto engine =
+      Engine::Start(options, std::make_unique<HangingLog>(&entered, release.get_future().share()));
+  ASSERT_TRUE(engine.ok());
+  EXPECT_EQ(entered.get_future().wait_for(kPatience), std::future_status::ready);
+  for (int i = 0; i < 20; ++i) add(engine->get());
+  // The disk still hangs: the writer cannot be the one that notices.
+  if (seen.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    const absl::Status status = seen.get();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("8 decisions wait for the disk of"), HasSubstr(data_dir)));
+  } else {
+    ADD_FAILURE() << "20 decisions wait where 8 may";
+  }
+  release.set_value();
+  (*engine)->Stop();
+}
+
+TEST_F(ServiceTest, CallsThatWaitForAHangingDiskAreBounded) {
+  ExpectBounded(folder.path(), [](Engine* engine) {
+    engine->Call(coordinator::Cancel{0, "demo"}, [](const Reply&) {});
+  });
+}
+
+TEST_F(ServiceTest, WatchersThatWaitForAHangingDiskAreBounded) {
+  ExpectBounded(folder.path(),
+                [](Engine* engine) { engine->Watch("demo-1", std::make_shared<QuietWatcher>()); });
 }
 
 }  // namespace
