@@ -20,7 +20,8 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
     run.events = std::move(loaded.events);
     run.first = loaded.first;
     run.last = loaded.last;
-    if (!IsEnded(run.job.state)) run.job.committed_step = run.last.step();
+    // The log is written before the history: a crash between them leaves the row ahead of it.
+    if (run.job.state != v1::JOB_STATE_COMPLETED) run.job.committed_step = run.last.step();
     for (auto& [rank, record] : loaded.ranks) {
       if (rank != run.ranks.size()) break;
       run.ranks.emplace_back().record = std::move(record);

@@ -33,7 +33,7 @@ struct JobRecord {
   v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
   std::string reason;
   uint64_t generation = 0;
-  uint64_t committed_step = 0;  // exact once ended; of a live run the history file knows better
+  uint64_t committed_step = 0;  // unless it completed, the history file knows better
   std::string weights_digest;
   int64_t submitted_unix_ms = 0;
   int64_t ended_unix_ms = 0;

@@ -361,6 +361,25 @@ TEST_F(ServiceTest, AJobGoesOnUnderACoordinatorThatStartedAgainAtAnotherAddress)
   EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4));
 }
 
+// The end was logged, the steps before it had not reached the history when the process died.
+TEST_F(ServiceTest, AFailedJobSaysAsManyStepsAsItsHistoryHolds) {
+  auto first = std::make_unique<Coordinator>(folder.path());
+  StartDemo(*first, 4);
+  ASSERT_TRUE(w0.Steps(1, 3, &committed).ok());
+  EXPECT_TRUE(w1.End(false, "tokens.bin is too short").ok());
+  EXPECT_EQ(first->WatchToTheEnd("demo").first.committed_step(), 3u);
+  first.reset();
+  const std::string path = folder / "jobs/demo/history.jsonl";
+  const std::string history = Contents(path);
+  std::ofstream(path, std::ios::trunc) << history.substr(0, history.find("{\"step\":2,"));
+
+  Coordinator second(folder.path());
+  const v1::JobStatus status = second.Get("demo");
+  EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(status.committed_step(), 1u);
+  EXPECT_THAT(second.WatchToTheEnd("demo").second, ElementsAre(1));
+}
+
 TEST_F(ServiceTest, WithoutItsStateACoordinatorStopsTheRunAndTakesItsWorkers) {
   auto first = std::make_unique<Coordinator>(folder.path());
   StartDemo(*first, 4);
