@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
@@ -250,7 +249,7 @@ void Core::On(const ReportEnd& event, const Moment& moment, Decision* out) {
     run->ranks[end.blamed_rank()].accusers[fence.rank()] =
         absl::StrCat(end.error_code(), ": ", end.message().substr(0, 1024));
   }
-  if (!run->nonfinite && absl::StrContains(end.message(), "non-finite")) {
+  if (!run->nonfinite && end.nonfinite()) {
     run->nonfinite = true;
     out->actions.push_back(Measure{MetricKind::kNonFinite, run->job.spec.name(), 1});
   }

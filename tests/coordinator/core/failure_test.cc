@@ -74,15 +74,24 @@ TEST_F(Failure, AnErrorOfItsOwnBeatsThePeersThatLostIt) {
 }
 
 TEST_F(Failure, ANonFiniteValueIsCountedOnceAndNamesTheRankThatHadIt) {
-  const std::string text = "step 12: non-finite gradient on rank 1, sample 3";
-  h.End("worker-0", "INTERNAL", text, 1);
-  h.End("worker-2", "INTERNAL", text, 1);
-  h.End("worker-1", "INTERNAL", text, 1);
+  const std::string text = "step 12: the gradient of rank 1 is not finite, sample 3";
+  for (const char* name : {"worker-0", "worker-2", "worker-1"}) {
+    ReportEnd end = h.EndEvent(name, "INTERNAL", text, 1);
+    end.body.set_nonfinite(true);
+    h.Step(end);
+  }
   EXPECT_THAT(h.Status("a").reason(),
               AllOf(HasSubstr("rank 1 (worker-1 on host-1)"), HasSubstr(text)));
   int count = 0;
   for (const Measure& measure : h.measures()) count += measure.kind == MetricKind::kNonFinite;
   EXPECT_EQ(count, 1);
+}
+
+TEST_F(Failure, AnErrorThatOnlySpeaksOfNonFiniteValuesIsNotCountedAsOne) {
+  h.End("worker-1", "INVALID_ARGUMENT", "train.clip: a non-finite number, wanted one above 0");
+  h.Advance(absl::Seconds(2));
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  for (const Measure& measure : h.measures()) EXPECT_NE(measure.kind, MetricKind::kNonFinite);
 }
 
 TEST_F(Failure, ABrokenStreamThatComesBackInTimeHarmsNothing) {

@@ -219,12 +219,13 @@ class FakeWorker {
     *committed = response.committed_step();
     return status;
   }
-  grpc::Status End(bool completed, const std::string& message = "") {
+  grpc::Status End(bool completed, const std::string& message = "", bool nonfinite = false) {
     v1::ReportEndRequest request;
     *request.mutable_fence() = fence_;
     request.set_completed(completed);
     if (!completed) request.set_error_code("INTERNAL");
     request.set_message(message);
+    request.set_nonfinite(nonfinite);
     v1::ReportEndResponse response;
     grpc::ClientContext context;
     SetDeadline(&context);
@@ -400,10 +401,11 @@ TEST_F(ServiceTest, WithoutItsStateACoordinatorStopsTheRunAndTakesItsWorkers) {
 TEST_F(ServiceTest, AFailedRankStopsTheOtherAndIsNamed) {
   Coordinator coordinator(folder.path());
   StartDemo(coordinator, 4);
-  EXPECT_TRUE(w1.End(false, "step 1: non-finite loss on rank 1, sample 3").ok());
+  EXPECT_TRUE(
+      w1.End(false, "step 1: the loss of rank 1 is NaN, sample 3", /*nonfinite=*/true).ok());
   const v1::CoordinatorMessage stop = w0.Read();
   ASSERT_TRUE(stop.has_stop());
-  EXPECT_THAT(stop.stop().reason(), HasSubstr("non-finite loss"));
+  EXPECT_THAT(stop.stop().reason(), HasSubstr("the loss of rank 1 is NaN"));
   const auto [status, steps] = coordinator.WatchToTheEnd("demo");
   EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
   EXPECT_THAT(status.reason(), HasSubstr("rank 1 (worker-1 on localhost): INTERNAL: step 1"));
