@@ -1,4 +1,4 @@
-// F47: a taken port is refused with its address, for gRPC and for metrics; health and reflection.
+// A taken port is refused with its address, for gRPC and for metrics; health and reflection.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -35,7 +35,7 @@ TEST(HostPort, IsReadAndWritten) {
   }
 }
 
-// Expects what F47 asks of a second listener on `address`.
+// Expects that a second listener on `address` was refused, with the address and the way out.
 void ExpectTaken(const absl::Status& status, const std::string& address) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),

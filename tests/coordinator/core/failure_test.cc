@@ -1,4 +1,4 @@
-// F43, F29: a job that fails names the rank, the host and the cause, and its peers stop at once.
+// A job that fails names the rank, the host and the cause, and its peers stop at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

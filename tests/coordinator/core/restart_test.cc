@@ -1,4 +1,4 @@
-// F45: the coordinator dies and starts again, at any moment, with and without what it had written.
+// The coordinator dies and starts again, at any moment, with and without what it had written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
