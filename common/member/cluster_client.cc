@@ -39,7 +39,8 @@ uint32_t Milliseconds(absl::Duration duration) {
 struct Request {
   std::string what;  // "barrier start"
   std::string address;
-  bool waits = false;  // the coordinator may answer as late as the deadline
+  bool waits = false;     // the coordinator may answer as late as the deadline
+  bool outlasts = false;  // time in which the coordinator is away does not count
 };
 
 // Calls `attempt` with the time left until it succeeds or fails for good.
@@ -49,7 +50,7 @@ absl::Status Retry(
   Cancellation never;
   Cancellation* cancel = cancellation != nullptr ? cancellation : &never;
   Backoff backoff(absl::Milliseconds(50), absl::Seconds(2), RandomSeed());
-  const auto start = Steady::now();
+  auto start = Steady::now();
   while (true) {
     if (absl::Status reason = cancel->status(); !reason.ok()) return reason;
     const absl::Duration left = timeout - absl::FromChrono(Steady::now() - start);
@@ -68,12 +69,13 @@ absl::Status Retry(
       return FromGrpcStatus(status);
     }
     const absl::Duration pause = backoff.Next();
-    if (absl::FromChrono(Steady::now() - start) + pause >= timeout) {
+    if (!request.outlasts && absl::FromChrono(Steady::now() - start) + pause >= timeout) {
       return absl::DeadlineExceededError(absl::StrCat(
           request.what, ": the coordinator at ", request.address, " did not answer within ",
           absl::FormatDuration(timeout), "; last error: ", status.error_message()));
     }
     if (cancel->Wait(pause)) return cancel->status();
+    if (request.outlasts) start = Steady::now();
   }
 }
 
@@ -117,7 +119,7 @@ absl::Status ClusterClient::Barrier(const v1::Fence& fence, const std::string& n
   v1::BarrierRequest request;
   *request.mutable_fence() = fence;
   request.set_name(name);
-  return Retry({absl::StrCat("barrier ", name), address_, true}, timeout, cancellation,
+  return Retry({absl::StrCat("barrier ", name), address_, true, true}, timeout, cancellation,
                [&](grpc::ClientContext* context, absl::Duration left) {
                  request.set_timeout_ms(Milliseconds(left));
                  v1::BarrierResponse response;

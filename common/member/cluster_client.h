@@ -28,6 +28,8 @@ class ClusterClient {
                       absl::Duration timeout, Cancellation* cancellation);
   absl::StatusOr<std::string> GetKey(const v1::Fence& fence, const std::string& key,
                                      absl::Duration timeout, Cancellation* cancellation);
+  // A wait for other members, and theirs is the time that counts: `timeout` begins anew when the
+  // coordinator, having been away, answers again. While it is away only `cancellation` ends this.
   absl::Status Barrier(const v1::Fence& fence, const std::string& name, absl::Duration timeout,
                        Cancellation* cancellation);
   absl::Status ReportSteps(const v1::Fence& fence, const std::vector<v1::StepRecord>& records,

@@ -70,13 +70,41 @@ TEST(ClusterClientTest, ABarrierSurvivesARestartOfTheCoordinator) {
   EXPECT_TRUE(first.ok()) << first;
 }
 
+TEST(ClusterClientTest, ABarriersTimeDoesNotPassWhileTheCoordinatorIsAway) {
+  FakeCluster cluster;
+  cluster.Stop();
+  ClusterClient client(cluster.address());
+  absl::Status status;
+  std::thread arrival(
+      [&] { status = client.Barrier(Rank(0), "start", absl::Milliseconds(100), nullptr); });
+  // A call whose time does pass.
+  EXPECT_FALSE(client.GetKey(Rank(0), "addr/0", absl::Milliseconds(500), nullptr).ok());
+  cluster.Start();
+  arrival.join();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ClusterClientTest, CancellationEndsABarrierWhileTheCoordinatorIsAway) {
+  FakeCluster cluster;
+  cluster.Stop();
+  ClusterClient client(cluster.address());
+  Cancellation cancellation;
+  absl::Status status;
+  std::thread arrival(
+      [&] { status = client.Barrier(Rank(0), "start", absl::Seconds(1), &cancellation); });
+  cancellation.Cancel(absl::CancelledError("told to stop"));
+  arrival.join();
+  EXPECT_EQ(status, absl::CancelledError("told to stop"));
+}
+
 TEST(ClusterClientTest, TheDeadlineHoldsWhileNobodyAnswersAndTheMessageSaysWho) {
   FakeCluster cluster;
   cluster.Stop();
   ClusterClient client(cluster.address());
-  const absl::Status status = client.Barrier(Rank(0), "start", absl::Milliseconds(200), nullptr);
+  const absl::Status status =
+      client.GetKey(Rank(0), "addr/0", absl::Milliseconds(200), nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("barrier start"), HasSubstr(cluster.address())));
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("key addr/0"), HasSubstr(cluster.address())));
 }
 
 TEST(ClusterClientTest, TheCoordinatorsOwnDeadlineMessageIsPassedOn) {
