@@ -225,7 +225,13 @@ absl::Status LocalCluster::HandleDeath(Daemon* daemon, const ExitInfo& exit) {
         absl::StrCat(what, ", for the ", daemon->deaths,
                      "th time in a row; it is not started again: ", LastWords(*daemon),
                      " (log: ", PathOf(*daemon, "logs", ".log"), ")");
+    daemon->given_up = true;
     if (daemon->coordinator) return absl::InternalError(message);
+    if (const int left = WorkersLeft(); left < options_.needed_workers) {
+      return absl::InternalError(absl::StrCat(
+          message, "; ", left, left == 1 ? " worker is" : " workers are", " left, the job needs ",
+          options_.needed_workers, ": see why it dies, or run with fewer --workers"));
+    }
     notice_(message);
     return absl::OkStatus();
   }
@@ -233,6 +239,12 @@ absl::Status LocalCluster::HandleDeath(Daemon* daemon, const ExitInfo& exit) {
   daemon->restart_at = now + BackoffAfter(daemon->deaths);
   notice_(absl::StrCat(what, "; it is started again"));
   return absl::OkStatus();
+}
+
+int LocalCluster::WorkersLeft() const {
+  return static_cast<int>(std::count_if(daemons_.begin(), daemons_.end(), [](const Daemon& daemon) {
+    return !daemon.coordinator && !daemon.store && !daemon.given_up;
+  }));
 }
 
 void LocalCluster::SendReports() {

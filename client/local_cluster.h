@@ -23,6 +23,7 @@ struct LocalClusterOptions {
   std::string workdir;                // absolute; the coordinator's data folder
   std::vector<std::string> bin_dirs;  // where the daemons are looked for, first one first
   int workers = 1;
+  int needed_workers = 1;  // what the job wants: with fewer left, there is nothing to wait for
   int stores = 0;
   int threads = 1;            // of each worker
   int metrics_base_port = 0;  // 0: free ports; else coordinator, workers, stores in a row
@@ -49,7 +50,7 @@ class LocalCluster {
   absl::Status StartMembers(JobsClient* client);
 
   // Looks after the children; call it a few times a second. Returns an error when the coordinator
-  // died too often to be started again.
+  // died too often to be started again, or so many workers did that fewer than needed are left.
   absl::Status Supervise();
 
   // Asks all to end, members first, and kills what has not within the grace period.
@@ -74,7 +75,8 @@ class LocalCluster {
     int deaths = 0;  // in a row
     absl::Duration started_at;
     absl::Duration restart_at;
-    bool waiting = false;  // to be started again at restart_at
+    bool waiting = false;   // to be started again at restart_at
+    bool given_up = false;  // died too often
   };
   struct Report {
     v1::ReportExitRequest request;
@@ -90,6 +92,7 @@ class LocalCluster {
   absl::Status EndedEarly(const Daemon& daemon, const ExitInfo& exit) const;
   std::string LastWords(const Daemon& daemon) const;
   absl::Status HandleDeath(Daemon* daemon, const ExitInfo& exit);
+  int WorkersLeft() const;
   void SendReports();
   void EndGroup(bool coordinator, absl::Duration deadline);
 

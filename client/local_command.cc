@@ -109,6 +109,7 @@ absl::StatusOr<v1::JobSpec> LocalRun::LoadJob() {
   std::vector<std::string> overrides;
   if (options_.workers > 0) {
     overrides.push_back(absl::StrCat("resources.workers=", options_.workers));
+    overrides.push_back("resources.min_workers=0");  // as many; a --set may still change the number
   }
   overrides.insert(overrides.end(), options_.overrides.begin(), options_.overrides.end());
   ZS_ASSIGN_OR_RETURN(v1::JobSpec spec, LoadJobFile(options_.file, overrides));
@@ -143,6 +144,7 @@ absl::StatusOr<int> LocalRun::Run() {
   cluster_options.workdir = workdir_;
   cluster_options.bin_dirs = BinDirs(options_, context_.env->program);
   cluster_options.workers = workers_;
+  cluster_options.needed_workers = static_cast<int>(spec.resources().workers());
   cluster_options.stores = options_.stores;
   const int cores = std::max(1U, std::thread::hardware_concurrency());
   cluster_options.threads = options_.threads > 0 ? options_.threads : std::max(1, cores / workers_);

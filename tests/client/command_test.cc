@@ -382,6 +382,20 @@ TEST_F(CommandTest, LocalSaysWhereItLookedForTheDaemons) {
                                  HasSubstr((folder_ / "bin").string())));
 }
 
+TEST_F(CommandTest, LocalWithANumberOfWorkersChangesTheWholeJobsSize) {
+  Write((folder_ / "text.txt").string(), "text");
+  std::string job = kJob;
+  const std::string workers = "{workers: 2}";
+  job.replace(job.find(workers), workers.size(), "{workers: 2, min_workers: 2}");
+  Write(job_, job);
+  for (const char* more : {"resources.workers=1", "steps=2"}) {
+    const Outcome outcome = Run({"local", job_, "--workers", "3", "--set", "data.train=[text.txt]",
+                                 "--set", more, "--workdir", (folder_ / "w").string()});
+    EXPECT_EQ(outcome.code, kExitNotFound) << outcome.err;  // it gets as far as the daemons
+    EXPECT_THAT(outcome.err, HasSubstr("zeroshard-coordinator"));
+  }
+}
+
 TEST_F(CommandTest, LocalRefusesAJobThatWantsMoreWorkers) {
   Write((folder_ / "text.txt").string(), "text");
   const Outcome outcome = Run({"local", job_, "--workers", "1", "--set", "resources.workers=2",

@@ -1,0 +1,131 @@
+// The daemons that `zeroshard local` looks after, played by shell scripts, on a clock of the
+// test's.
+#include "client/local_cluster.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/files.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_jobs.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+
+// Of real time, for a child to do what it must.
+constexpr std::chrono::seconds kPatience(30);
+
+class LocalClusterTest : public testing::Test {
+ protected:
+  LocalClusterTest() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) / absl::StrCat("local_", test->name(), "_", getpid());
+    fs::create_directories(folder_ / "bin");
+    // Both write the port file that they are told and stay. With a file "broken" a worker ends at
+    // once instead.
+    WriteProgram("zeroshard-coordinator", "");
+    WriteProgram("zeroshard-worker", absl::StrCat("[ -e ", (folder_ / "broken").string(),
+                                                  " ] && { echo no memory for this; exit 7; }\n"));
+    for (int i = 0; i < 2; ++i) {
+      v1::Node node;
+      node.set_state("idle");
+      node.mutable_hello()->set_name(absl::StrCat("worker-", i));
+      fake_.nodes.push_back(node);
+    }
+  }
+  ~LocalClusterTest() override { fs::remove_all(folder_); }
+
+  void WriteProgram(const std::string& name, const std::string& first) {
+    const fs::path path = folder_ / "bin" / name;
+    std::ofstream(path) << "#!/bin/sh\n"
+                        << first << "while [ $# -gt 0 ]; do\n"
+                        << "  [ \"$1\" = --port-file ] && to=$2\n  shift\ndone\n"
+                        << "echo '{\"grpc\": \"" << fake_.address()
+                        << "\", \"metrics\": \"\", \"pid\": '$$'}' > \"$to.part\"\n"
+                        << "mv \"$to.part\" \"$to\"\nexec sleep 600\n";
+    fs::permissions(path, fs::perms::owner_all);
+  }
+
+  // A started cluster of two workers for a job that needs `needed` of them.
+  std::unique_ptr<LocalCluster> Start(int needed) {
+    LocalClusterOptions options;
+    options.workdir = folder_.string();
+    options.bin_dirs = {(folder_ / "bin").string()};
+    options.workers = 2;
+    options.needed_workers = needed;
+    auto cluster = std::make_unique<LocalCluster>(
+        options, &clock_,
+        [](absl::Duration) {
+          std::this_thread::yield();
+          return absl::OkStatus();
+        },
+        [this](const std::string& text) { notices_.push_back(text); });
+    EXPECT_EQ(cluster->StartCoordinator(), absl::OkStatus());
+    client_ = *JobsClient::Create(fake_.address(), absl::Seconds(30));
+    EXPECT_EQ(cluster->StartMembers(client_.get()), absl::OkStatus());
+    return cluster;
+  }
+  void KillWorker(int number) {
+    const auto ports =
+        ReadPortFile((folder_ / "run" / absl::StrCat("worker-", number, ".port")).string());
+    ASSERT_TRUE(ports.ok()) << ports.status();
+    ASSERT_EQ(kill(static_cast<pid_t>(ports->pid), SIGKILL), 0);
+  }
+  // Looks after the cluster until that fails or one is given up, moving time past the
+  // pause that follows each death, which no child lives long enough to count as healthy for.
+  absl::Status SuperviseUntilGivenUp(LocalCluster* cluster) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    size_t seen = 0;
+    while (std::chrono::steady_clock::now() < end) {
+      if (absl::Status status = cluster->Supervise(); !status.ok()) return status;
+      if (!notices_.empty() && notices_.back().find("not started again") != std::string::npos) {
+        return absl::OkStatus();
+      }
+      if (notices_.size() > seen) clock_.Advance(absl::Seconds(6));
+      seen = notices_.size();
+      std::this_thread::yield();
+    }
+    return absl::DeadlineExceededError("no worker was given up");
+  }
+
+  fs::path folder_;
+  FakeJobs fake_;
+  ManualClock clock_;
+  std::vector<std::string> notices_;
+  std::unique_ptr<JobsClient> client_;
+};
+
+TEST_F(LocalClusterTest, FailsWhenFewerWorkersAreLeftThanTheJobNeeds) {
+  const auto cluster = Start(2);
+  std::ofstream(folder_ / "broken") << "";
+  KillWorker(1);
+  const absl::Status status = SuperviseUntilGivenUp(cluster.get());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("worker-1"), HasSubstr("no memory for this"),
+                    HasSubstr("1 worker is left, the job needs 2")));
+}
+
+TEST_F(LocalClusterTest, GoesOnWithoutAWorkerThatTheJobDoesNotNeed) {
+  const auto cluster = Start(1);
+  std::ofstream(folder_ / "broken") << "";
+  KillWorker(1);
+  EXPECT_EQ(SuperviseUntilGivenUp(cluster.get()), absl::OkStatus());
+  EXPECT_THAT(notices_, Contains(HasSubstr("it is started again")));
+  EXPECT_EQ(cluster->Supervise(), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace zeroshard
