@@ -8,9 +8,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/status_payloads.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/status_payloads.h"
 #include "worker/agent/cluster_rendezvous.h"
 
 namespace zeroshard {
@@ -177,6 +177,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   options.host = context_.host;
   options.connect_timeout = start;
   options.operation_timeout = absl::Seconds(spec.timeouts().collective_seconds());
+  options.cancelled = &stop_;
   ZS_ASSIGN_OR_RETURN(
       parts->comm, context_.backend->make_communicator(options, &rendezvous, parts->device.get()));
   context_.metrics->SetTraffic(&parts->comm->traffic());
@@ -283,6 +284,7 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
     request.set_error_code(absl::StatusCodeToString(status.code()));
     request.set_message(std::string(status.message()));
     if (auto rank = BlamedRank(status); rank.has_value()) request.set_blamed_rank(*rank);
+    request.set_nonfinite(IsNonFinite(status));
   }
   const absl::Status sent = context_.client->ReportEnd(request, timeout, cancellation);
   if (sent.ok() || cancellation->cancelled() || absl::IsDeadlineExceeded(sent)) return sent.ok();

@@ -121,10 +121,13 @@ struct GlooOptions {
   std::string host;  // address or name of the interface to listen on; empty: this host's
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration operation_timeout = absl::Seconds(300);
+  // Not null: connecting ends with ABORTED soon after it becomes true. Looked at until
+  // MakeGlooCommunicator returns; ending a Get of the rendezvous is the rendezvous' own affair.
+  const std::atomic<bool>* cancelled = nullptr;
 };
 
 // Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks
-// that did not come. A single rank needs no network.
+// that did not come; ABORTED: options.cancelled. A single rank needs no network.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
                                                                    Rendezvous* rendezvous,
                                                                    Device* device);

@@ -12,6 +12,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// `status` with `what` in front, about the same rank and value.
+absl::Status Prefixed(const std::string& what, const absl::Status& status) {
+  absl::Status prefixed(status.code(), absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload([&prefixed](absl::string_view key, const absl::Cord& payload) {
+    prefixed.SetPayload(key, payload);
+  });
+  return prefixed;
+}
+
 }  // namespace
 
 GlooCommunicator::GlooCommunicator(const GlooOptions& options, const GlooTuning& tuning,
@@ -100,8 +109,7 @@ absl::Status GlooCommunicator::Run(const std::string& what, const Event& after,
   }
   absl::Status status = after.Wait();
   if (!status.ok()) {
-    return Fail(what, absl::Status(status.code(),
-                                   absl::StrCat("the work before it failed: ", status.message())));
+    return Fail(what, Prefixed("the work before it failed", status));
   }
   const Clock::time_point start = Clock::now();
   if (mesh_ != nullptr) mesh_->Begin(operation_timeout_);
@@ -116,15 +124,14 @@ absl::Status GlooCommunicator::Run(const std::string& what, const Event& after,
 }
 
 absl::Status GlooCommunicator::Refusal(const std::string& what) {
-  return absl::Status(
-      failed_.code(),
-      absl::StrCat(what, ": not started, the communicator failed before: ", failed_.message()));
+  return Prefixed(absl::StrCat(what, ": not started, the communicator failed before"), failed_);
 }
 
 absl::Status GlooCommunicator::Fail(const std::string& what, const absl::Status& status) {
-  absl::Status named(status.code(), absl::StrCat(what, ": ", status.message()));
-  if (mesh_ != nullptr && mesh_->blamed() >= 0)
+  absl::Status named = Prefixed(what, status);
+  if (mesh_ != nullptr && mesh_->blamed() >= 0 && !BlamedRank(named).has_value()) {
     SetBlamedRank(static_cast<uint32_t>(mesh_->blamed()), &named);
+  }
   {
     absl::MutexLock lock(&mutex_);
     if (failed_.ok()) failed_ = named;

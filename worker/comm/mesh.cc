@@ -48,7 +48,8 @@ Mesh::Mesh(const GlooOptions& options)
       peer_addresses_(options.size),
       peer_nonces_(options.size),
       farewells_(options.size),
-      farewell_buffers_(options.size) {}
+      farewell_buffers_(options.size),
+      cancelled_(options.cancelled) {}
 
 Mesh::~Mesh() {
   Close(absl::OkStatus());
@@ -75,6 +76,12 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Connect(const GlooOptions& options,
     if (status.ok()) status = mesh->PostGuards();
     if (status.ok()) status = mesh->Greet();
     mesh->End();
+  }
+  {
+    absl::MutexLock lock(&mesh->mutex_);
+    mesh->cancelled_ = nullptr;
+    // The watcher may have noticed it when all were there already.
+    if (status.ok()) status = mesh->interrupt_;
   }
   if (status.ok()) return mesh;
   mesh->Close(status);
@@ -152,12 +159,25 @@ absl::Status Mesh::ExchangeAddresses(Rendezvous* rendezvous, Clock::time_point d
                                                   last.message(), ")"));
 }
 
+absl::Status Mesh::ConnectVerdict(int peer, const std::string& error) {
+  if (!interrupt_.ok()) return interrupt_;
+  if (expired_) {
+    return absl::DeadlineExceededError(absl::StrCat("rank ", peer, " did not connect within ",
+                                                    absl::FormatDuration(connect_timeout_)));
+  }
+  if (error.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("rank ", peer, " gave its address but cannot be reached: ", error));
+}
+
 absl::Status Mesh::ConnectPairs() {
+  absl::Status status;
   {
+    // The watcher closes the connections once, and only from now on.
     absl::MutexLock lock(&mutex_);
     connecting_ = true;
+    status = ConnectVerdict(rank_ == 0 ? 1 : 0, "");
   }
-  absl::Status status;
   for (int peer = 0; peer < size_ && status.ok(); ++peer) {
     if (peer == rank_) continue;
     std::string error;
@@ -167,13 +187,7 @@ absl::Status Mesh::ConnectPairs() {
       error = e.what();
     }
     absl::MutexLock lock(&mutex_);
-    if (expired_) {
-      status = absl::DeadlineExceededError(absl::StrCat("rank ", peer, " did not connect within ",
-                                                        absl::FormatDuration(connect_timeout_)));
-    } else if (!error.empty()) {
-      status = absl::UnavailableError(
-          absl::StrCat("rank ", peer, " gave its address but cannot be reached: ", error));
-    }
+    status = ConnectVerdict(peer, error);
   }
   absl::MutexLock lock(&mutex_);
   connecting_ = false;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -42,7 +43,7 @@ class Mesh {
  public:
   // Publishes this rank's addresses, waits for the others', connects to each, and exchanges a
   // greeting that proves who is on the line, all within options.connect_timeout.
-  // DEADLINE_EXCEEDED or UNAVAILABLE name the ranks that did not come.
+  // DEADLINE_EXCEEDED or UNAVAILABLE name the ranks that did not come; ABORTED: options.cancelled.
   static absl::StatusOr<std::unique_ptr<Mesh>> Connect(const GlooOptions& options,
                                                        Rendezvous* rendezvous);
   ~Mesh();  // closes
@@ -114,6 +115,12 @@ class Mesh {
 
   void Watch();
   void Check() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the wait that is pending, be it for a message or for a connection.
+  void EndWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Cancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK, or why connecting ends before all are there.
+  absl::Status ConnectVerdict(int peer, const std::string& error)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsBroken(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeWaiter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -147,6 +154,7 @@ class Mesh {
   bool stop_watcher_ ABSL_GUARDED_BY(mutex_) = false;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool connecting_ ABSL_GUARDED_BY(mutex_) = false;
+  const std::atomic<bool>* cancelled_ ABSL_GUARDED_BY(mutex_);  // the caller's; null once connected
   Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_);
   absl::Status interrupt_ ABSL_GUARDED_BY(mutex_);
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;

@@ -54,6 +54,7 @@ void Mesh::Begin(absl::Duration timeout) {
   started_ = Clock::now();
   absl::MutexLock lock(&mutex_);
   deadline_ = started_ + absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+  expired_ = false;  // by an operation that was done just as its time was up
   busy_ = true;
   if (watcher_asleep_) wake_watcher_.Signal();
 }
@@ -295,15 +296,25 @@ bool Mesh::IsBroken(int peer) {
   }
 }
 
+void Mesh::EndWaits() {
+  WakeWaiter();
+  if (!connecting_) return;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) context_->getPair(peer)->close();
+  }
+}
+
+bool Mesh::Cancelled() const { return cancelled_ != nullptr && cancelled_->load(); }
+
 void Mesh::Check() {
+  if (interrupt_.ok() && Cancelled()) {
+    interrupt_ = absl::AbortedError("told to stop while connecting");
+    EndWaits();
+    return;
+  }
   if (!expired_ && Clock::now() >= deadline_) {
     expired_ = true;
-    WakeWaiter();
-    if (connecting_) {
-      for (int peer = 0; peer < size_; ++peer) {
-        if (peer != rank_) context_->getPair(peer)->close();
-      }
-    }
+    EndWaits();
     return;
   }
   if (waiting_ == nullptr) return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@ struct FakeTraining {
   absl::Status create_status;
   std::atomic<int> alive{0};     // parts of jobs that exist now
   std::atomic<int> trainers{0};  // created so far
+  bool lonely = false;           // the peers' addresses are there, but nobody ever connects
   std::mutex mutex;
   std::condition_variable changed;
   std::string aborted;  // why the collectives were aborted last
@@ -29,6 +31,18 @@ struct FakeTraining {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [this] { return !aborted.empty(); });
     return absl::AbortedError("all_gather: " + aborted);
+  }
+
+  // Connecting, which ends with the timeout or when it is cancelled.
+  absl::Status WaitForPeers(const GlooOptions& options) {
+    std::unique_lock<std::mutex> lock(mutex);
+    const auto end =
+        std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(options.connect_timeout);
+    while (std::chrono::steady_clock::now() < end) {
+      if (options.cancelled != nullptr && *options.cancelled) return absl::AbortedError("stopped");
+      changed.wait_for(lock, std::chrono::milliseconds(5));
+    }
+    return absl::DeadlineExceededError("rank 1 did not connect");
   }
 };
 
@@ -122,6 +136,7 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
                                          Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);
     if (!put.ok()) return put;
+    if (training->lonely) return training->WaitForPeers(options);
     return std::make_unique<FakeCommunicator>(options.rank, options.size, training);
   };
   backend.make_trainer =

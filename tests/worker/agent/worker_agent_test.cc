@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/synchronization/notification.h"
 #include "common/status_payloads.h"
 #include "tests/common/member/fake_cluster.h"
 #include "tests/worker/agent/fake_backend.h"
@@ -172,6 +173,41 @@ TEST_F(WorkerAgentTest, AStopEndsTheWaitForOtherRanks) {
   EXPECT_TRUE(AwaitIdle());
 }
 
+TEST_F(WorkerAgentTest, AStopEndsConnectingToOtherRanks) {
+  training_.lonely = true;
+  v1::Assign job = Job("a-1", 0, 2);
+  job.mutable_spec()->mutable_timeouts()->set_start_seconds(3600);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.keys.count("address/0") > 0; }));
+  StopRun("a-1", "rank 1 is gone");
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_EQ(end.message(), "rank 1 is gone");
+  EXPECT_TRUE(AwaitIdle());
+}
+
+TEST_F(WorkerAgentTest, ACoordinatorThatIsAwayForLongerThanABarrierMayTakeFailsNothing) {
+  absl::Notification away;
+  training_.on_step = [&](uint64_t step) {
+    if (step == 20) {
+      cluster_.Stop();  // the finish barrier finds nobody
+      away.Notify();
+    }
+    return absl::OkStatus();
+  };
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_timeouts()->set_step_seconds(1);
+  Assign(job);
+  ASSERT_TRUE(away.WaitForNotificationWithTimeout(absl::FromChrono(FakeCluster::kPatience)));
+  // A call that does give up, somewhat later than the barrier may take.
+  ClusterClient other(cluster_.address());
+  EXPECT_FALSE(other.GetKey({}, "never", absl::Milliseconds(1500), nullptr).ok());
+  cluster_.Start();
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  cluster_.With([](auto& state) { EXPECT_EQ(state.steps.size(), 20u); });
+}
+
 TEST_F(WorkerAgentTest, AStopOfAnotherRunChangesNothing) {
   training_.on_step = [this](uint64_t step) {
     if (step == 1) StopRun("a-0", "an old one");
@@ -206,6 +242,7 @@ TEST_F(WorkerAgentTest, TheTrainersErrorIsReportedWithTheRankItBlames) {
     if (step < 3) return absl::OkStatus();
     absl::Status status = absl::InternalError("step 3: non-finite loss on rank 2, sample 17");
     SetBlamedRank(2, &status);
+    MarkNonFinite(&status);
     return status;
   };
   Assign(Job("a-1"));
@@ -214,6 +251,7 @@ TEST_F(WorkerAgentTest, TheTrainersErrorIsReportedWithTheRankItBlames) {
   EXPECT_EQ(end.error_code(), "INTERNAL");
   EXPECT_EQ(end.message(), "step 3: non-finite loss on rank 2, sample 17");
   EXPECT_EQ(end.blamed_rank(), 2u);
+  EXPECT_TRUE(end.nonfinite());
   cluster_.With([](auto& state) { EXPECT_EQ(state.steps.size(), 2u); });
   EXPECT_TRUE(AwaitIdle());
   EXPECT_EQ(training_.alive, 0);
@@ -222,7 +260,9 @@ TEST_F(WorkerAgentTest, TheTrainersErrorIsReportedWithTheRankItBlames) {
 TEST_F(WorkerAgentTest, OutOfMemoryIsAnErrorOfTheJobNotTheEndOfTheWorker) {
   training_.on_step = [](uint64_t) -> absl::Status { throw std::bad_alloc(); };
   Assign(Job("a-1"));
-  EXPECT_EQ(AwaitEnd().error_code(), "RESOURCE_EXHAUSTED");
+  const v1::ReportEndRequest failed = AwaitEnd();
+  EXPECT_EQ(failed.error_code(), "RESOURCE_EXHAUSTED");
+  EXPECT_FALSE(failed.nonfinite());
   training_.on_step = [](uint64_t) { return absl::OkStatus(); };
   ASSERT_TRUE(AwaitIdle());
   Assign(Job("a-2"));

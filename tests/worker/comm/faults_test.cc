@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "common/status_payloads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/comm/file_rendezvous.h"
@@ -142,6 +145,94 @@ TEST(Connect, ALateRankIsWaitedFor) {
   second.join();
 }
 
+// Finds what others put, and keeps whoever asks until it is released: a rank with it has published
+// its address and listens, but never goes on to connect.
+class Stall : public Rendezvous {
+ public:
+  explicit Stall(Rendezvous* shared) : shared_(shared) {}
+  absl::Status Put(const std::string& key, const std::string& value) override {
+    return shared_->Put(key, value);
+  }
+  absl::StatusOr<std::string> Get(const std::string&, absl::Duration) override {
+    released_.WaitForNotification();
+    return absl::CancelledError("released");
+  }
+  void Release() { released_.Notify(); }
+
+ private:
+  Rendezvous* const shared_;
+  absl::Notification released_;
+};
+
+TEST(Connect, ACancellationEndsItPromptlyWhileAPeerDoesNotConnect) {
+  for (int stuck : {0, 1, 2}) {  // the others await its connection, or its greeting
+    MemoryRendezvous rendezvous;
+    Stall stall(&rendezvous);
+    auto device = MakeCpuDevice();
+    std::atomic<bool> cancelled{false};
+    std::vector<absl::Status> statuses(3);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 3; ++r) {
+      threads.emplace_back([&, r] {
+        GlooOptions options = Options(r, 3, absl::Minutes(5), kShort);
+        options.cancelled = &cancelled;
+        Rendezvous* meet = &rendezvous;
+        if (r == stuck) meet = &stall;
+        statuses[r] = MakeGlooCommunicator(options, meet, device.get()).status();
+      });
+    }
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_TRUE(rendezvous.Get(absl::StrCat("gloo/", r), absl::Seconds(20)).ok());
+    }
+    // Time for them to get as far as they can; it must hold wherever they are.
+    EXPECT_FALSE(rendezvous.Get("never", absl::Milliseconds(100)).ok());
+    const double seconds = SecondsOf([&] {
+      cancelled = true;
+      for (int r = 0; r < 3; ++r) {
+        if (r != stuck) threads[r].join();
+      }
+    });
+    EXPECT_LT(seconds, 5.0);
+    stall.Release();
+    threads[stuck].join();
+    for (int r = 0; r < 3; ++r) {
+      if (r == stuck) continue;
+      // The one that is a moment later may hear it from the other.
+      EXPECT_THAT(statuses[r].code(),
+                  AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kUnavailable))
+          << statuses[r];
+    }
+    EXPECT_TRUE(std::any_of(statuses.begin(), statuses.end(), absl::IsAborted));
+  }
+}
+
+TEST(Operation, OneThatWasDoneJustAsItsTimeWasUpLeavesTheNextAlone) {
+  MemoryRendezvous rendezvous;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      auto mesh = Mesh::Connect(Options(r, 2, absl::Seconds(20), absl::Seconds(20)), &rendezvous);
+      ASSERT_TRUE(mesh.ok()) << mesh.status();
+      (*mesh)->Begin(absl::ZeroDuration());
+      // Several looks of the watcher; nothing is awaited meanwhile.
+      EXPECT_FALSE(rendezvous.Get("never", kShort).ok());
+      (*mesh)->End();
+      (*mesh)->Begin(absl::Seconds(20));
+      char byte = 'x';
+      auto buffer = (*mesh)->Wrap(&byte, 1);
+      ASSERT_TRUE(buffer.ok()) << buffer.status();
+      absl::Status status = r == 0 ? (*mesh)->PostSend(**buffer, 1, Mesh::kFirstFreeSlot, 0, 1)
+                                   : (*mesh)->PostReceive(**buffer, 0, Mesh::kFirstFreeSlot, 0, 1);
+      EXPECT_TRUE(status.ok()) << status;
+      Await await{buffer->get(), 1 - r, r == 1, 1};
+      status = (*mesh)->AwaitAll(absl::MakeSpan(&await, 1));
+      EXPECT_TRUE(status.ok()) << status;
+      (*mesh)->End();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 TEST(Operation, ARankThatDoesNotJoinIsNamedByAllOthersAtTheDeadline) {
   Ranks ranks(4, {.operation_timeout = absl::Seconds(1)});
   std::vector<float> data(4 * 100);
@@ -189,12 +280,22 @@ TEST(Operation, WorkBeforeItThatFailedFailsIt) {
   Ranks ranks(2);
   ranks.Each([&](int r) {
     auto compute = ranks.device().NewStream("compute");
-    Event broken = compute->Enqueue([] { return absl::DataLossError("no gradient"); });
+    Event broken = compute->Enqueue([] {
+      absl::Status status = absl::DataLossError("no gradient");
+      MarkNonFinite(&status);
+      SetBlamedRank(1, &status);
+      return status;
+    });
     float x = 0;
     const absl::Status status =
         ranks[r].AllReduce(&x, 1, DType::kF32, Info(), r == 0 ? broken : Event()).Wait();
     EXPECT_THAT(Text(status), HasSubstr("no gradient"));
-    if (r == 1) {
+    if (r == 0) {
+      for (const absl::Status& seen : {status, ranks[r].Barrier(Info()).Wait()}) {
+        EXPECT_TRUE(IsNonFinite(seen)) << seen;
+        EXPECT_EQ(BlamedRank(seen), 1u) << seen;
+      }
+    } else {
       EXPECT_THAT(Text(status), HasSubstr("rank 0 left"));
     }
   });
