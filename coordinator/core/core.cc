@@ -94,6 +94,7 @@ Decision Core::Decide(const Event& event, const Moment& given) {
 absl::Duration Core::Discount(absl::Duration now) {
   // Ticks come every heartbeat interval at least. A longer silence means that this process did not
   // run: nobody could have been heard in that time, so it does not count against anybody.
+  if (last_now_ == -absl::InfiniteDuration()) first_now_ = now;
   const absl::Duration gap = now - last_now_;
   if (last_now_ != -absl::InfiniteDuration() && gap > 2 * options_.heartbeat_interval) {
     discount_ += gap - options_.heartbeat_interval;
@@ -104,6 +105,7 @@ absl::Duration Core::Discount(absl::Duration now) {
 
 void Core::On(const Tick& event, const Moment& moment, Decision* out) {
   wakes_.erase(wakes_.begin(), wakes_.upper_bound(moment.now));
+  last_tick_ = last_now_;
   CheckMembers(moment, out);
   CheckRuns(moment, out);
 }
@@ -112,7 +114,8 @@ void Core::On(const Tick& event, const Moment& moment, Decision* out) {
 void Core::WakeBy(absl::Duration when) { wakes_.insert(absl::Ceil(when, absl::Milliseconds(10))); }
 
 absl::Duration Core::NextDeadline() const {
-  absl::Duration next = last_now_ + options_.heartbeat_interval;
+  // From the last tick: other events come often enough to put it off for ever.
+  absl::Duration next = std::max(last_tick_, first_now_) + options_.heartbeat_interval;
   if (!wakes_.empty()) next = std::min(next, *wakes_.begin() + discount_);
   return next;
 }

@@ -84,6 +84,8 @@ class Core {
   void On(const Cancel& event, const Moment& moment, Decision* out);
   void Schedule(const Moment& moment, Decision* out);
   std::vector<Member*> Choose(const v1::JobSpec& spec, std::string* why_not);
+  // RESOURCE_EXHAUSTED when the planned bytes of the ranks on a host are more than it has.
+  absl::Status FitsMemory(const Run& run, const std::vector<Member*>& members) const;
   void OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
                       Decision* out);
   void SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
@@ -137,7 +139,10 @@ class Core {
   bool schedule_again_ = false;
   std::vector<std::string> forgotten_;  // to be erased when nobody holds them any more
 
+  // On the clock of Moment::now, before the discount.
   absl::Duration last_now_ = -absl::InfiniteDuration();
+  absl::Duration first_now_ = -absl::InfiniteDuration();
+  absl::Duration last_tick_ = -absl::InfiniteDuration();
   absl::Duration discount_ = absl::ZeroDuration();
   std::set<absl::Duration> wakes_;
 };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
@@ -84,6 +85,11 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     if (ahead.empty()) {
       std::vector<Member*> chosen = Choose(run.job.spec, &reason);
       if (!chosen.empty()) {
+        const absl::Status fits = FitsMemory(run, chosen);
+        if (!fits.ok()) {
+          EndJob(run, v1::JOB_STATE_FAILED, std::string(fits.message()), moment, out);
+          continue;
+        }
         OpenGeneration(run, chosen, moment, out);
         continue;
       }
@@ -131,6 +137,34 @@ std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not)
                     AtMostThree(kinds));
   }
   return {};
+}
+
+absl::Status Core::FitsMemory(const Run& run, const std::vector<Member*>& members) const {
+  struct Host {
+    double planned = 0;
+    double memory = 0;  // 0: unknown
+    size_t ranks = 0;
+  };
+  std::map<std::string, Host> hosts;
+  for (size_t rank = 0; rank < members.size() && rank < run.job.plan.size(); ++rank) {
+    const v1::Hello& hello = members[rank]->hello;
+    const v1::ShardPlan& plan = run.job.plan[rank];
+    Host& host = hosts[hello.host()];
+    host.memory = std::max(host.memory, static_cast<double>(hello.memory_bytes()));
+    for (uint64_t bytes : {plan.parameter_bytes(), plan.gradient_bytes(), plan.optimizer_bytes(),
+                           plan.activation_bytes()})
+      host.planned += static_cast<double>(bytes);
+    ++host.ranks;
+  }
+  for (const auto& [name, host] : hosts) {
+    if (host.memory == 0 || host.planned <= host.memory) continue;
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "the plan of its %d rank%s on host %s takes %.1f GB (parameters, gradients, optimizer, "
+        "activations), and that host has %.1f GB: use a higher ZeRO stage, more hosts, a smaller "
+        "micro-batch, activation_checkpointing or a smaller model",
+        host.ranks, host.ranks == 1 ? "" : "s", name, host.planned * 1e-9, host.memory * 1e-9));
+  }
+  return absl::OkStatus();
 }
 
 void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,

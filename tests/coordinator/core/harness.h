@@ -78,6 +78,17 @@ class Harness {
       Step(Tick{});
     }
   }
+  // As the service's timer does it: a tick only when one is due, while `beating` send heartbeats in
+  // turn, one every `apart`.
+  void AdvanceOnDeadlines(absl::Duration by, const std::vector<std::string>& beating,
+                          absl::Duration apart) {
+    const absl::Duration end = now_ + by;
+    for (size_t next = 0; now_ < end; ++next) {
+      now_ += apart;
+      if (core_->NextDeadline() <= now_) Step(Tick{});
+      if (!beating.empty()) Beat(beating[next % beating.size()]);
+    }
+  }
   // No tick in between: this process did not run.
   void Stall(absl::Duration by) { now_ += by; }
 
@@ -106,13 +117,15 @@ class Harness {
   // How often the coordinator was started; calls and streams of an earlier one are broken.
   int boots() const { return boots_; }
 
-  FakeMember& Join(const std::string& name, const std::string& host = "host-a") {
+  FakeMember& Join(const std::string& name, const std::string& host = "host-a",
+                   uint64_t memory_bytes = 0) {
     FakeMember& member = members_[name];
     member = FakeMember();
     member.hello.set_kind(v1::MEMBER_KIND_WORKER);
     member.hello.set_name(name);
     member.hello.set_incarnation(absl::StrFormat("%032x", ++last_incarnation_));
     member.hello.set_host(host);
+    member.hello.set_memory_bytes(memory_bytes);
     member.hello.set_pid(1000 + last_incarnation_);
     member.hello.set_fingerprint("avx2-onednn");
     Connect(name);
@@ -169,9 +182,9 @@ class Harness {
     spec.mutable_timeouts()->set_step_seconds(30);
     return spec;
   }
-  RequestId SubmitJob(const v1::JobSpec& spec) {
+  RequestId SubmitJob(const v1::JobSpec& spec, const std::vector<v1::ShardPlan>& plan = {}) {
     const RequestId id = NewRequest();
-    Step(Submit{id, spec, {}});
+    Step(Submit{id, spec, plan});
     return id;
   }
   RequestId CancelJob(const std::string& job) {

@@ -274,5 +274,28 @@ TEST(Fences, EveryCallOfAnotherRunGenerationMemberOrIncarnationIsRefused) {
   EXPECT_FALSE(refused([](v1::Fence& f) {}));
 }
 
+// Two ranks of 6 GB each: one host of 16 GB holds them, one of 8 GB does not, two of 8 GB do.
+TEST(Placement, AJobWhosePlanExceedsAHostsMemoryFailsWithTheNumbers) {
+  std::vector<v1::ShardPlan> plan(2);
+  for (v1::ShardPlan& shard : plan) {
+    shard.set_parameter_bytes(2'000'000'000);
+    shard.set_optimizer_bytes(4'000'000'000);
+  }
+  const auto state_on = [&](const std::string& second_host, uint64_t memory, std::string* reason) {
+    Harness h;
+    h.Join("worker-0", "host-a", memory);
+    h.Join("worker-1", second_host, memory);
+    h.SubmitJob(Harness::Spec("job", 2), plan);
+    *reason = h.Status("job").reason();
+    return h.Status("job").state();
+  };
+  std::string reason;
+  EXPECT_EQ(state_on("host-a", 16'000'000'000, &reason), v1::JOB_STATE_PLACING) << reason;
+  EXPECT_EQ(state_on("host-b", 8'000'000'000, &reason), v1::JOB_STATE_PLACING) << reason;
+  EXPECT_EQ(state_on("host-a", 8'000'000'000, &reason), v1::JOB_STATE_FAILED);
+  EXPECT_NE(reason.find("2 ranks on host host-a takes 12.0 GB"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("has 8.0 GB"), std::string::npos) << reason;
+}
+
 }  // namespace
 }  // namespace zeroshard::coordinator

@@ -45,6 +45,19 @@ TEST(Membership, ASilentMemberIsLostAtTheTimeoutAndNotBefore) {
   EXPECT_TRUE(h.IsClosed(session));
 }
 
+// Heartbeats of many members come far more often than ticks are due; they must not put them off.
+TEST(Membership, ASilentMemberAmongManyThatBeatIsLostAtTheTimeout) {
+  Harness h;
+  h.JoinMany(8);
+  const std::vector<std::string> beating = {"worker-1", "worker-2", "worker-3", "worker-4",
+                                            "worker-5", "worker-6", "worker-7"};
+  h.AdvanceOnDeadlines(absl::Milliseconds(8500), beating, absl::Milliseconds(130));
+  EXPECT_EQ(StateOf(h, "worker-0"), "idle");
+  h.AdvanceOnDeadlines(absl::Seconds(3), beating, absl::Milliseconds(130));
+  EXPECT_EQ(StateOf(h, "worker-0"), "lost");
+  EXPECT_EQ(StateOf(h, "worker-1"), "idle");
+}
+
 TEST(Membership, ALostIncarnationIsRefusedForEverAndSurvivesARestart) {
   Harness h;
   h.Join("worker-0");
