@@ -28,6 +28,8 @@ constexpr absl::string_view kCheckpointing =
     "write activation_checkpointing: true to keep only each unit's input";
 constexpr absl::string_view kSum =
     "gradients are summed in a fixed order and scaled once at the optimizer; remove it";
+constexpr absl::string_view kNoCheckpoints =
+    "this version writes no checkpoints: remove the section";
 constexpr absl::string_view kNotHere = "there is no such feature in this version; remove it";
 constexpr absl::string_view kDense = "every model here is dense; remove it";
 constexpr absl::string_view kNames =
@@ -181,11 +183,11 @@ const Table& Keys() {
       {"activation_checkpointing.synchronize_checkpoint_boundary", kCheckpointing},
       {"activation_checkpointing.profile", kCheckpointing},
       // Checkpoints.
-      {"checkpoint.tag_validation", "all ranks of a job save the same step; remove it"},
-      {"checkpoint.load_universal", "a checkpoint loads at any world size and stage; remove it"},
-      {"checkpoint.use_node_local_storage", "checkpoint.dir must be reachable by all; remove it"},
-      {"checkpoint.parallel_write", "every rank writes its own ranges; remove it"},
-      {"checkpoint.writer", "every rank writes its own ranges; remove it"},
+      {"checkpoint.tag_validation", kNoCheckpoints},
+      {"checkpoint.load_universal", kNoCheckpoints},
+      {"checkpoint.use_node_local_storage", kNoCheckpoints},
+      {"checkpoint.parallel_write", kNoCheckpoints},
+      {"checkpoint.writer", kNoCheckpoints},
       {"nebula", kNotHere},
       {"datastates_ckpt", kNotHere},
       // Models and parallelism.
@@ -205,7 +207,7 @@ const Table& Keys() {
       {"hybrid_engine", kNotHere},
       {"compile", "there is no compiler at run time; remove it"},
       {"graph_harvesting", kNotHere},
-      {"elasticity", "a job's size is resources: {workers, min_workers}"},
+      {"elasticity", "a job keeps the size that resources.workers gives it; remove it"},
   };
   return *keys;
 }
