@@ -195,6 +195,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.ops = parts->ops.get();
   trainer.comm = parts->comm.get();
   trainer.data = parts->data.get();
+  trainer.stop = &stop_;
   ZS_ASSIGN_OR_RETURN(parts->trainer, context_.backend->make_trainer(trainer));
   context_.metrics->SetTrain(&parts->trainer->counters());
   ++advances_;

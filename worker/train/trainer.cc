@@ -64,8 +64,9 @@ class TrainerImpl : public Trainer {
     model_ = MakeModel(std::move(table), spec.activation_checkpointing());
     policy_ = MakeZeroPolicy(model_.table, MakeZeroOptions(spec, options_.comm->size()));
     for (const UnitTable& unit : model_.table.units) unit_names_.push_back(unit.name);
-    ZS_ASSIGN_OR_RETURN(engine_, ZeroEngine::Create(&model_.table, &policy_, spec.seed(),
-                                                    options_.device, options_.ops, options_.comm));
+    ZS_ASSIGN_OR_RETURN(engine_,
+                        ZeroEngine::Create(&model_.table, &policy_, spec.seed(), options_.device,
+                                           options_.ops, options_.comm, options_.stop));
     ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
                                                      options_.device, options_.ops));
     const size_t tokens =

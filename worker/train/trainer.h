@@ -59,6 +59,7 @@ struct TrainerOptions {
   Ops* ops = nullptr;
   Communicator* comm = nullptr;  // rank and world size come from here
   const TokenDataset* data = nullptr;
+  const std::atomic<bool>* stop = nullptr;  // optional: true ends Create with CANCELLED
 };
 
 class Trainer {

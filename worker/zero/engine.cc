@@ -44,10 +44,11 @@ ZeroEngine::~ZeroEngine() {
 absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable* model,
                                                                const ZeroPolicy* policy,
                                                                uint64_t seed, Device* device,
-                                                               Ops* ops, Communicator* comm) {
+                                                               Ops* ops, Communicator* comm,
+                                                               const std::atomic<bool>* stop) {
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm));
   ZS_ASSIGN_OR_RETURN(engine->units_,
-                      MakeUnitStates(*model, *policy, comm->rank(), seed, device, ops));
+                      MakeUnitStates(*model, *policy, comm->rank(), seed, device, ops, stop));
   engine->reducer_ = std::make_unique<GradientReducer>(policy, &engine->units_, comm, device, ops);
   engine->gather_ = std::make_unique<ParameterGather>(policy, &engine->units_, comm, device, ops);
   ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),

@@ -8,6 +8,7 @@
 // engine is of no further use.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,11 +35,11 @@ struct UnitParameters {
 
 class ZeroEngine {
  public:
-  // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes.
-  static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(const ModelTable* model,
-                                                            const ZeroPolicy* policy, uint64_t seed,
-                                                            Device* device, Ops* ops,
-                                                            Communicator* comm);
+  // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes. `stop` may be null; once
+  // true, filling the parameters ends with CANCELLED.
+  static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
+      const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
+      Communicator* comm, const std::atomic<bool>* stop = nullptr);
   ~ZeroEngine();
 
   void BeginStep(uint64_t step);

@@ -27,7 +27,8 @@ void InitRange(const ParameterInfo& info, uint64_t seed, int64_t begin, int64_t 
 }
 
 // Fills the parameters that are held here with their initial values.
-void InitParameters(UnitState* unit, uint64_t seed, Ops* ops) {
+absl::Status InitParameters(UnitState* unit, uint64_t seed, Ops* ops,
+                            const std::atomic<bool>* stop) {
   constexpr int64_t kPiece = int64_t{1} << 18;
   const int64_t begin = unit->resident ? 0 : unit->own_begin;
   const int64_t end = unit->resident ? unit->layout.length : unit->own_end;
@@ -35,12 +36,14 @@ void InitParameters(UnitState* unit, uint64_t seed, Ops* ops) {
   for (const ParameterInfo& info : unit->table->parameters) {
     const int64_t last = std::min(end, info.offset + info.size);
     for (int64_t from = std::max(begin, info.offset); from < last; from += kPiece) {
+      if (stop != nullptr && *stop) return absl::CancelledError("stopped while loading");
       const int64_t n = std::min(kPiece, last - from);
       piece.resize(static_cast<size_t>(n));
       InitRange(info, seed, from - info.offset, from - info.offset + n, piece.data());
       SetRange(unit, from, piece, ops);
     }
   }
+  return absl::OkStatus();
 }
 
 absl::Status AllocateGradients(const ZeroPolicy& policy, UnitState* unit, Device* device) {
@@ -102,7 +105,8 @@ void* UnitState::Gradient(int64_t element) const {
 
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
                                                       const ZeroPolicy& policy, int rank,
-                                                      uint64_t seed, Device* device, Ops* ops) {
+                                                      uint64_t seed, Device* device, Ops* ops,
+                                                      const std::atomic<bool>* stop) {
   std::vector<UnitState> states(model.units.size());
   for (size_t u = 0; u < states.size(); ++u) {
     UnitState& s = states[u];
@@ -127,7 +131,7 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
       ZS_ASSIGN_OR_RETURN(s.exp_avg_sq, device->Allocate(state, MemoryKind::kOptimizer));
       ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
     }
-    InitParameters(&s, seed, ops);
+    ZS_RETURN_IF_ERROR(InitParameters(&s, seed, ops, stop));
   }
   return states;
 }

@@ -2,6 +2,7 @@
 // Owned by the engine; not thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -42,9 +43,10 @@ struct UnitState {
 void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops);
 
 // Allocates and fills everything: initial parameters from `seed`, zero moments.
-// RESOURCE_EXHAUSTED from the device.
+// RESOURCE_EXHAUSTED from the device, CANCELLED once `stop` (may be null) is true.
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
                                                       const ZeroPolicy& policy, int rank,
-                                                      uint64_t seed, Device* device, Ops* ops);
+                                                      uint64_t seed, Device* device, Ops* ops,
+                                                      const std::atomic<bool>* stop);
 
 }  // namespace zeroshard

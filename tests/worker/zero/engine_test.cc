@@ -108,5 +108,19 @@ TEST(ZeroEngineTest, ATensorThatIsNotThereIsNamedWithTheNearest) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(ZeroEngineTest, LoadingEndsWhenItIsStopped) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const ModelTable model = *MakeModelTable(TinyModel());
+  const ZeroPolicy policy = MakeZeroPolicy(model, {});
+  auto comm = MakeGlooCommunicator({}, nullptr, device.get());
+  ASSERT_TRUE(comm.ok());
+  const std::atomic<bool> stop{true};
+  const auto engine =
+      ZeroEngine::Create(&model, &policy, 1, device.get(), ops.get(), comm->get(), &stop);
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kParameters), 0);
+}
+
 }  // namespace
 }  // namespace zeroshard
