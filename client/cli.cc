@@ -97,6 +97,10 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
     result = absl::InternalError(error.what());
   }
   env.out->flush();
+  if (env.out->fail() && result.ok()) {
+    result = absl::InternalError(
+        "the output could not be written whole: is the disk full, or the reader gone?");
+  }
   if (result.ok()) return *result;
   *env.err << "zeroshard: " << result.status().message() << std::endl;
   return ExitCodeFor(result.status());

@@ -66,7 +66,7 @@ absl::Status CheckDataHere(const v1::JobSpec& spec) {
     const std::string& path = spec.data().train(i);
     if (access(path.c_str(), R_OK) == 0) continue;
     return absl::NotFoundError(absl::StrCat(
-        "data.train.", i, ": ", absl::StrCat(ErrnoError(errno, "cannot read", path).message()),
+        "data.train.", i, ": ", absl::StrCat(ErrnoError(errno, "read", path).message()),
         "; correct the path, or name another with --set data.train=[PATH]"));
   }
   return absl::OkStatus();

@@ -86,7 +86,9 @@ std::string WhenOf(int64_t unix_ms) {
                           absl::LocalTimeZone());
 }
 
+// Negative: nobody is there to be heard.
 std::string AgeOf(int64_t ms) {
+  if (ms < 0) return "-";
   return absl::StrFormat("%.1f s ago", static_cast<double>(ms) / 1e3);
 }
 

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,8 +31,12 @@ struct Flags {
   double member_timeout = 10.0;
 };
 
-absl::Status Serve(const Flags& flags, ShutdownSignal& shutdown) {
+absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
+  // Clients elsewhere are told where history and logs are.
+  std::error_code error;
+  const auto absolute = std::filesystem::absolute(flags.data_dir, error);
+  if (!error) flags.data_dir = absolute.lexically_normal().string();
   auto log = SqliteLog::Open(flags.data_dir + "/coordinator.db");
   if (!log.ok()) return log.status();
   auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");

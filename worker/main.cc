@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <string>
 #include <thread>
 
 #include "common/exit_codes.h"
@@ -19,7 +21,11 @@ namespace {
 void MakeOpenMpThreadsSleep(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   setenv("OMP_WAIT_POLICY", "passive", 1);
-  execv("/proc/self/exe", argv);  // where this fails, training is slower, nothing else
+  // By its path, so that it keeps its name in ps. Where this fails, training is slower, nothing
+  // else.
+  std::error_code error;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (!error) execv(program.c_str(), argv);
 }
 
 }  // namespace

@@ -94,6 +94,18 @@ TEST_F(CommandTest, SubmitSendsTheCompleteJobWithAbsolutePaths) {
                                                (folder_.parent_path() / "c").string()));
 }
 
+TEST_F(CommandTest, OutputThatCannotBeWrittenIsAnError) {
+  std::ofstream full("/dev/full");
+  ASSERT_TRUE(full.is_open());
+  std::ostringstream err;
+  Environment env;
+  env.out = &full;
+  env.err = &err;
+  env.coordinator = fake_.address();
+  EXPECT_EQ(RunClient({"list"}, env), kExitFailed);
+  EXPECT_THAT(err.str(), HasSubstr("could not be written"));
+}
+
 TEST_F(CommandTest, SubmitAnswersInJson) {
   const Outcome outcome = Run({"submit", job_, "--output", "json"});
   EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
