@@ -10,7 +10,6 @@
 #include "common/plan/planner.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
-#include "common/status_payloads.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/step_stats.h"
 
@@ -168,7 +167,6 @@ class TrainerImpl : public Trainer {
     }
     verdict.hold = options_.comm->rank() == 0 && observer->ShouldHold() ? 1 : 0;
     absl::StatusOr<StepTotals> totals = exchange_->Exchange(step, verdict, rounds, unit_names_);
-    if (IsNonFinite(totals.status())) ++counters_.nonfinite;
     if (!totals.ok()) return totals;
     progress(StepPhase::kOptimizer, "");
     ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));

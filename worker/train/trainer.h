@@ -47,8 +47,7 @@ class TrainObserver {
 
 // Live counters for the metrics; any thread may read.
 struct TrainCounters {
-  std::atomic<uint64_t> tokens{0};     // this rank's
-  std::atomic<uint64_t> nonfinite{0};  // steps that ended with a non-finite value: 0 or 1
+  std::atomic<uint64_t> tokens{0};  // this rank's
   std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
 };
 
@@ -71,7 +70,7 @@ class Trainer {
 
   // Trains from first_step to spec.steps. Returns when done, when `stop` became true (CANCELLED,
   // seen between micro-batches), or at the first error: a collective's, or INTERNAL naming step,
-  // rank and sample for a non-finite loss or gradient.
+  // rank and sample for a non-finite loss or gradient (IsNonFinite).
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters.

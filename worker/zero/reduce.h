@@ -33,7 +33,7 @@ class GradientReducer {
   // After the last round, for every unit in order: the sum is on its owner, rounded once to the
   // wire type. Waits for what is on its way.
   absl::Status FinishRounds();
-  // Waits for what is on its way, ignoring nothing.
+  // Waits for what is on its way; the first error.
   absl::Status Drain();
 
   // Transient memory, from the buffers that gradients leave in.

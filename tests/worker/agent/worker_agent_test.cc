@@ -5,12 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "absl/synchronization/notification.h"
 #include "common/status_payloads.h"
 #include "tests/common/member/fake_cluster.h"
+#include "tests/common/temp_folder.h"
 #include "tests/worker/agent/fake_backend.h"
 
 namespace zeroshard {
@@ -22,9 +22,7 @@ using ::testing::HasSubstr;
 class WorkerAgentTest : public testing::Test {
  protected:
   WorkerAgentTest() {
-    std::string name = testing::TempDir() + "/agent_XXXXXX";
-    folder_ = mkdtemp(name.data());
-    data_ = folder_ + "/text";
+    data_ = folder_ / "text";
     std::ofstream(data_) << "some text to train on";
     MemberSessionOptions options;
     options.coordinator = cluster_.address();
@@ -34,10 +32,7 @@ class WorkerAgentTest : public testing::Test {
     options.most_backoff = absl::Milliseconds(50);
     agent_ = std::make_unique<WorkerAgent>(options, &backend_, &metrics_);
   }
-  ~WorkerAgentTest() override {
-    agent_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  ~WorkerAgentTest() override { agent_.reset(); }
 
   v1::Assign Job(const std::string& run, uint32_t rank = 0, uint32_t world = 1) const {
     v1::Assign assign;
@@ -96,7 +91,8 @@ class WorkerAgentTest : public testing::Test {
     });
   }
 
-  std::string folder_, data_;
+  const TempFolder folder_;
+  std::string data_;
   FakeCluster cluster_;
   FakeTraining training_;
   WorkerBackend backend_ = MakeFakeBackend(&training_);
@@ -219,11 +215,11 @@ TEST_F(WorkerAgentTest, AStopOfAnotherRunChangesNothing) {
 
 TEST_F(WorkerAgentTest, MissingDataFailsTheJobWithOneMessage) {
   v1::Assign job = Job("a-1");
-  job.mutable_spec()->mutable_data()->set_train(0, folder_ + "/none");
+  job.mutable_spec()->mutable_data()->set_train(0, folder_ / "none");
   Assign(job);
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_EQ(end.error_code(), "NOT_FOUND");
-  EXPECT_THAT(end.message(), HasSubstr(folder_ + "/none"));
+  EXPECT_THAT(end.message(), HasSubstr(folder_ / "none"));
   EXPECT_TRUE(AwaitIdle());
   cluster_.With([](auto& state) { EXPECT_EQ(state.ends.size(), 1u); });
 }
@@ -357,14 +353,14 @@ TEST_F(WorkerAgentTest, GoingOnInTheMiddleIsRefusedWithoutACheckpoint) {
 
 TEST_F(WorkerAgentTest, DataThatChangesUnderTheJobFailsIt) {
   std::string ids((2 << 20) + 10, '\0');  // mapped; 5 tokens a sample
-  std::ofstream(folder_ + "/ids.bin") << ids;
+  std::ofstream(folder_ / "ids.bin") << ids;
   v1::Assign job = Job("a-1");
-  job.mutable_spec()->mutable_data()->set_train(0, folder_ + "/ids.bin");
+  job.mutable_spec()->mutable_data()->set_train(0, folder_ / "ids.bin");
   job.mutable_spec()->mutable_data()->set_tokenizer("tokens");
   training_.on_step = [this](uint64_t step) {
     if (step == 3) {
-      std::fstream(folder_ + "/ids.bin", std::ios::in | std::ios::out | std::ios::binary) << "\xff"
-                                                                                          << "\xff";
+      std::fstream(folder_ / "ids.bin", std::ios::in | std::ios::out | std::ios::binary) << "\xff"
+                                                                                         << "\xff";
     }
     return absl::OkStatus();
   };

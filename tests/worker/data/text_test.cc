@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
-#include "tests/worker/data/temp_folder.h"
+#include "tests/worker/data/data_folder.h"
 #include "worker/data/dataset.h"
 
 namespace zeroshard {
@@ -36,7 +36,7 @@ std::string AllText(const v1::DataSpec& spec) {
 }
 
 TEST(TextTest, ByteOrderMarkIsStrippedAtEachFilesStartOnly) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string bom = "\xEF\xBB\xBF";
   const std::string a = folder.Write("a", bom + "one" + bom);
   const std::string b = folder.Write("b", bom + "two");
@@ -44,18 +44,18 @@ TEST(TextTest, ByteOrderMarkIsStrippedAtEachFilesStartOnly) {
 }
 
 TEST(TextTest, PartOfAByteOrderMarkIsText) {
-  TempFolder folder;
+  DataFolder folder;
   EXPECT_EQ(AllText(Bytes({folder.Write("a", "\xEF\xBB")})), "\xEF\xBB");
 }
 
 TEST(TextTest, CarriageReturnsNulsAndInvalidUtf8AreKept) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string content("line\r\nnul\0\x92 end", 16);
   EXPECT_EQ(AllText(Bytes({folder.Write("a", content)})), content);
 }
 
 TEST(TextTest, NothingIsInsertedBetweenFilesEvenWithoutAFinalNewline) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string a = folder.Write("a", "no newline");
   const std::string b = folder.Write("b", "next\n");
   EXPECT_EQ(AllText(Bytes({a, b})), "no newlinenext\n");
@@ -63,7 +63,7 @@ TEST(TextTest, NothingIsInsertedBetweenFilesEvenWithoutAFinalNewline) {
 }
 
 TEST(TextTest, AMappedFileReadsLikeACopiedOne) {
-  TempFolder folder;
+  DataFolder folder;
   // A three-byte character over every offset modulo 4096 of a file beyond the mapping threshold.
   std::string content;
   while (content.size() < (3 << 20)) content += "\xE2\x82\xAC";
@@ -81,7 +81,7 @@ TEST(TextTest, AMappedFileReadsLikeACopiedOne) {
 }
 
 TEST(TextTest, FoldersAreReadRecursivelyInTheOrderOfPathBytes) {
-  TempFolder folder;
+  DataFolder folder;
   folder.Write("d/b", "4");
   folder.Write("d/B", "3");
   folder.Write("d-e", "2");  // '-' sorts before '/'
@@ -91,7 +91,7 @@ TEST(TextTest, FoldersAreReadRecursivelyInTheOrderOfPathBytes) {
 }
 
 TEST(TextTest, HiddenNamesInFoldersAreSkipped) {
-  TempFolder folder;
+  DataFolder folder;
   folder.Write(".git/objects/pack", "binary");
   folder.Write(".DS_Store", "binary");
   folder.Write("text", "hello");
@@ -99,7 +99,7 @@ TEST(TextTest, HiddenNamesInFoldersAreSkipped) {
 }
 
 TEST(TextTest, ATextWithSeveralNamesIsReadOnce) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file = folder.Write("GPL-3", "the text");
   ASSERT_EQ(symlink("GPL-3", folder.At("GPL").c_str()), 0);
   ASSERT_EQ(link(file.c_str(), folder.At("hard").c_str()), 0);
@@ -108,19 +108,19 @@ TEST(TextTest, ATextWithSeveralNamesIsReadOnce) {
 }
 
 TEST(TextTest, LinksToFoldersAndToNothingAreNotFollowedInAFolder) {
-  TempFolder folder;
+  DataFolder folder;
   folder.Write("sub/file", "text");
   ASSERT_EQ(symlink(".", folder.At("loop").c_str()), 0);
   ASSERT_EQ(symlink("nowhere", folder.At("dangling").c_str()), 0);
   EXPECT_EQ(AllText(Bytes({folder.path()})), "text");
   // A folder that the job itself names through a link is read.
-  TempFolder other;
+  DataFolder other;
   ASSERT_EQ(symlink(folder.path().c_str(), other.At("data").c_str()), 0);
   EXPECT_EQ(AllText(Bytes({other.At("data")})), "text");
 }
 
 TEST(TextTest, PipesInAFolderDoNotHangTheOpen) {
-  TempFolder folder;
+  DataFolder folder;
   folder.Write("text", "hello");
   ASSERT_EQ(mkfifo(folder.At("pipe").c_str(), 0600), 0);
   EXPECT_EQ(AllText(Bytes({folder.path()})), "hello");
@@ -129,7 +129,7 @@ TEST(TextTest, PipesInAFolderDoNotHangTheOpen) {
 }
 
 TEST(TextTest, EmptyFilesInAFolderAreHarmlessAndANamedOneIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string empty = folder.Write("a", "");
   folder.Write("b", "text");
   EXPECT_EQ(AllText(Bytes({folder.path()})), "text");
@@ -139,7 +139,7 @@ TEST(TextTest, EmptyFilesInAFolderAreHarmlessAndANamedOneIsRefused) {
 }
 
 TEST(TextTest, MissingDataNamesTheEntry) {
-  TempFolder folder;
+  DataFolder folder;
   auto missing = TokenDataset::Open(Bytes({folder.At("none")}), 1, 256);
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(missing.status().message(), HasSubstr(folder.At("none")));
@@ -156,7 +156,7 @@ TEST(TextTest, MissingDataNamesTheEntry) {
 }
 
 TEST(TextTest, TooLittleTextSaysHowMuchIsNeeded) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file = folder.Write("a", "12345678");
   auto exact = TokenDataset::Open(Bytes({file}), 8, 256);
   EXPECT_EQ(exact.status().code(), absl::StatusCode::kInvalidArgument);
@@ -168,14 +168,14 @@ TEST(TextTest, TooLittleTextSaysHowMuchIsNeeded) {
 }
 
 TEST(TextTest, ByteTokensNeedAVocabularyOf256) {
-  TempFolder folder;
+  DataFolder folder;
   auto data = TokenDataset::Open(Bytes({folder.Write("a", "text")}), 1, 255);
   EXPECT_EQ(data.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(data.status().message(), HasSubstr("model.vocab_size is 255"));
 }
 
 TEST(TextTest, AnUnknownTokenizerIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   v1::DataSpec spec = Bytes({folder.Write("a", "text")});
   spec.set_tokenizer("byte");
   auto data = TokenDataset::Open(spec, 1, 256);

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "tests/worker/data/temp_folder.h"
+#include "tests/worker/data/data_folder.h"
 #include "worker/data/dataset.h"
 
 namespace zeroshard {
@@ -48,27 +48,27 @@ std::vector<int32_t> AllTokens(const std::vector<std::string>& paths, int64_t vo
 }
 
 TEST(TokensTest, ReadsRaw16BitIds) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file = folder.Write("train.bin", Raw<uint16_t>({5, 0, 65535, 7}));
   EXPECT_THAT(AllTokens({file}, 65536), ElementsAre(5, 0, 65535, 7));
 }
 
 TEST(TokensTest, ReadsLlmC16BitIdsBehindTheHeader) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file =
       folder.Write("a.bin", Header(20240520, 1, 3) + Raw<uint16_t>({50256, 1, 2}));
   EXPECT_THAT(AllTokens({file}, 50257), ElementsAre(50256, 1, 2));
 }
 
 TEST(TokensTest, ReadsLlmC32BitIdsBehindTheHeader) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file =
       folder.Write("a.bin", Header(20240801, 7, 3) + Raw<uint32_t>({128000, 1, 70000}));
   EXPECT_THAT(AllTokens({file}, 128256), ElementsAre(128000, 1, 70000));
 }
 
 TEST(TokensTest, FilesOfDifferentLayoutsJoinIntoOneRun) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string a = folder.Write("a.bin", Raw<uint16_t>({1, 2}));
   const std::string b = folder.Write("b.bin", Header(20240801, 7, 1) + Raw<uint32_t>({3}));
   const std::string c = folder.Write("c.bin", Header(20240520, 1, 2) + Raw<uint16_t>({4, 5}));
@@ -76,7 +76,7 @@ TEST(TokensTest, FilesOfDifferentLayoutsJoinIntoOneRun) {
 }
 
 TEST(TokensTest, ASampleMaySpanSeveralFiles) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string a = folder.Write("a.bin", Raw<uint16_t>({1, 2}));
   const std::string b = folder.Write("b.bin", Raw<uint16_t>({3}));
   const std::string c = folder.Write("c.bin", Raw<uint16_t>({4, 5, 6, 7}));
@@ -93,7 +93,7 @@ TEST(TokensTest, ASampleMaySpanSeveralFiles) {
 }
 
 TEST(TokensTest, WhatIsLeftOverAtTheEndIsNotUsed) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file = folder.Write("a.bin", Raw(Iota(10)));
   for (auto [sequence, samples] :
        std::vector<std::pair<int, int>>{{9, 1}, {5, 1}, {4, 2}, {3, 3}}) {
@@ -104,7 +104,7 @@ TEST(TokensTest, WhatIsLeftOverAtTheEndIsNotUsed) {
 }
 
 TEST(TokensTest, OfAFolderOnlyBinFilesAreRead) {
-  TempFolder folder;
+  DataFolder folder;
   folder.Write("train.bin", Raw<uint16_t>({1, 2, 3}));
   folder.Write("meta.pkl", "x");
   folder.Write("prepare.py", "print");
@@ -113,7 +113,7 @@ TEST(TokensTest, OfAFolderOnlyBinFilesAreRead) {
 
 // Ids that the model has no row for.
 TEST(TokensTest, AnIdBeyondTheVocabularyInTheMiddleIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   std::vector<uint16_t> ids(20000, 3);
   ids[12345] = 300;
   const std::string file = folder.Write("a.bin", Raw(ids));
@@ -122,7 +122,7 @@ TEST(TokensTest, AnIdBeyondTheVocabularyInTheMiddleIsRefused) {
 }
 
 TEST(TokensTest, AnIdBeyondTheVocabularyAsTheLastTargetIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   std::vector<uint16_t> ids = Iota(9);
   ids[8] = 50257;
   const std::string file = folder.Write("a.bin", Raw(ids));
@@ -133,7 +133,7 @@ TEST(TokensTest, AnIdBeyondTheVocabularyAsTheLastTargetIsRefused) {
 }
 
 TEST(TokensTest, A32BitIdIsNeverTakenForANegativeOne) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string file =
       folder.Write("a.bin", Header(20240801, 7, 3) +
                                 Raw<uint32_t>({1, std::numeric_limits<uint32_t>::max(), 2}));
@@ -142,24 +142,24 @@ TEST(TokensTest, A32BitIdIsNeverTakenForANegativeOne) {
 
 // Files that cannot be what they are said to be.
 TEST(TokensTest, AnEmptyFileIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", ""), 8, 100), HasSubstr("is empty (0 bytes)"));
 }
 
 TEST(TokensTest, AnOddByteCountIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", Raw(Iota(20)) + "x"), 8, 100),
               AllOf(HasSubstr("41 bytes"), HasSubstr("odd number of bytes")));
 }
 
 TEST(TokensTest, ExactlyOneSequenceIsOneTokenShort) {
-  TempFolder folder;
+  DataFolder folder;
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", Raw(Iota(8))), 8, 100),
               AllOf(HasSubstr("needs at least 9 tokens"), HasSubstr("has 8")));
 }
 
 TEST(TokensTest, OneTokenMoreThanASequenceIsOneSample) {
-  TempFolder folder;
+  DataFolder folder;
   auto data = TokenDataset::Open(Tokens({folder.Write("a.bin", Raw(Iota(9)))}), 8, 100);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ((*data)->sample_count(), 1);
@@ -170,7 +170,7 @@ TEST(TokensTest, OneTokenMoreThanASequenceIsOneSample) {
 }
 
 TEST(TokensTest, AHeaderCountThatDisagreesWithTheSizeIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string ids = Raw(Iota(20));
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", Header(20240520, 1, 21) + ids), 8, 100),
               AllOf(HasSubstr("says 21 tokens"), HasSubstr("1066"), HasSubstr("1064")));
@@ -183,7 +183,7 @@ TEST(TokensTest, AHeaderCountThatDisagreesWithTheSizeIsRefused) {
 }
 
 TEST(TokensTest, AHeaderThatIsCutShortOrOfAnotherVersionIsRefused) {
-  TempFolder folder;
+  DataFolder folder;
   const std::string header = Header(20240520, 1, 0);
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", header.substr(0, 1022)), 8, 65536),
               HasSubstr("fewer than the header's 1024"));
@@ -192,21 +192,21 @@ TEST(TokensTest, AHeaderThatIsCutShortOrOfAnotherVersionIsRefused) {
 }
 
 TEST(TokensTest, FilesOfOtherFormatsAreRefusedByName) {
-  TempFolder folder;
+  DataFolder folder;
   EXPECT_THAT(ErrorOf(folder.Write("a.npy", "\x93NUMPY\x01 "), 1, 65536), HasSubstr("NumPy"));
   EXPECT_THAT(ErrorOf(folder.Write("a.idx", std::string("MMIDIDX\0\0\1", 10)), 1, 65536),
               HasSubstr("Megatron index"));
 }
 
 TEST(TokensTest, Raw32BitIdsAreNotReadAs16BitOnes) {
-  TempFolder folder;
+  DataFolder folder;
   std::vector<uint32_t> ids(100);
   std::iota(ids.begin(), ids.end(), 0);
   EXPECT_THAT(ErrorOf(folder.Write("a.bin", Raw(ids)), 8, 50257), HasSubstr("32-bit ids"));
 }
 
 TEST(TokensTest, AFileWrittenToDuringTheJobIsNoticedInsteadOfIndexedWith) {
-  TempFolder folder;
+  DataFolder folder;
   const std::vector<uint16_t> ids(1 << 20, 3);  // 2 MiB: mapped
   const std::string file = folder.Write("a.bin", Raw(ids));
   auto data = TokenDataset::Open(Tokens({file}), 8, 100);

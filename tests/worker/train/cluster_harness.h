@@ -66,7 +66,6 @@ struct RankResult {
   std::vector<std::vector<float>> tensors;  // those asked for
   int64_t memory[kMemoryKinds] = {};        // at the end, by MemoryKind
   TrafficTable traffic{};                   // of the training steps
-  uint64_t nonfinite = 0;
 };
 
 struct RunOptions {
@@ -128,7 +127,6 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   RecordingObserver observer(rank, result, &options);
   const std::atomic<bool> stop{false};
   result->status = (*trainer)->Run(&observer, stop);
-  result->nonfinite = (*trainer)->counters().nonfinite;
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int phase = 0; phase < kPhases; ++phase)
       result->traffic[op][phase] =

@@ -1,8 +1,5 @@
-// A folder of its own for one test, and files in it.
+// Data files in a folder of the test's own.
 #pragma once
-
-#include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -11,30 +8,19 @@
 #include <string>
 #include <vector>
 
+#include "tests/common/temp_folder.h"
+
 namespace zeroshard {
 
-class TempFolder {
+class DataFolder : public TempFolder {
  public:
-  TempFolder() {
-    std::string name = testing::TempDir() + "/data_XXXXXX";
-    path_ = mkdtemp(name.data());
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-  std::string At(const std::string& name) const { return path_ + "/" + name; }
-
+  std::string At(const std::string& name) const { return *this / name; }
   std::string Write(const std::string& name, const std::string& content) const {
     const std::string path = At(name);
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-
- private:
-  std::string path_;
 };
 
 template <typename T>
