@@ -15,6 +15,14 @@ namespace zeroshard {
 
 enum class Architecture { kGpt2, kLlama };
 
+// Stretched rotary frequencies, as Hugging Face's rope_scaling has them (common/plan/rope.h).
+enum class RopeKind : uint8_t { kDefault, kLinear, kLlama3 };
+struct RopeScale {
+  RopeKind kind = RopeKind::kDefault;
+  float factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  int64_t original_positions = 0;
+};
+
 // A ModelSpec with every default filled in and every relation checked.
 struct ModelConfig {
   Architecture architecture = Architecture::kGpt2;
@@ -22,14 +30,20 @@ struct ModelConfig {
   int64_t layers = 0;
   int64_t heads = 0;         // H
   int64_t kv_heads = 0;      // KV, divides H
-  int64_t head_dim = 0;      // D = C / H
+  int64_t head_dim = 0;      // D; C / H unless the specification says otherwise
   int64_t intermediate = 0;  // I
   int64_t sequence = 0;      // T
+  int64_t positions = 0;     // P >= T: rows of gpt2's position table
   int64_t vocab = 0;         // V
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   float init_std = 0.02f;
   bool tied = false;
+  bool qkv_bias = false;   // on q, k and v; gpt2: true
+  bool proj_bias = false;  // on the attention's output projection; gpt2: true
+  bool mlp_bias = false;   // on all matrices of the MLP; gpt2: true
+  RopeScale rope_scale;
+  float embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
 };
 
 // How tensor parallelism splits a tensor: never, or along its outermost dimension.

@@ -28,8 +28,8 @@ constexpr absl::string_view kCheckpointing =
     "write activation_checkpointing: true to keep only each unit's input";
 constexpr absl::string_view kSum =
     "gradients are summed in a fixed order and scaled once at the optimizer; remove it";
-constexpr absl::string_view kNoCheckpoints =
-    "this version writes no checkpoints: remove the section";
+constexpr absl::string_view kOneFormat =
+    "checkpoints load at any world size and stage and every rank writes its own part; remove it";
 constexpr absl::string_view kNotHere = "there is no such feature in this version; remove it";
 constexpr absl::string_view kDense = "every model here is dense; remove it";
 constexpr absl::string_view kNames =
@@ -133,12 +133,10 @@ const Table& Keys() {
        "stage3_param_persistence_threshold alone says which units stay; remove it"},
       {"zero_optimization.model_persistence_threshold",
        "stage3_param_persistence_threshold alone says which units stay; remove it"},
-      {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
-       "weights are gathered when they are exported; remove it"},
       {"zero_optimization.stage3_gather_fp16_weights_on_model_save",
-       "weights are gathered when they are exported; remove it"},
+       "write stage3_gather_16bit_weights_on_model_save instead"},
       {"zero_optimization.gather_16bit_weights_on_model_save",
-       "weights are gathered when they are exported; remove it"},
+       "write stage3_gather_16bit_weights_on_model_save instead"},
       {"zero_optimization.stage3_module_granularity_threshold", kNames},
       {"zero_optimization.stage3_use_all_reduce_for_fetch_params", kNames},
       {"zero_optimization.stage3_allgather_sequential", kNames},
@@ -183,11 +181,11 @@ const Table& Keys() {
       {"activation_checkpointing.synchronize_checkpoint_boundary", kCheckpointing},
       {"activation_checkpointing.profile", kCheckpointing},
       // Checkpoints.
-      {"checkpoint.tag_validation", kNoCheckpoints},
-      {"checkpoint.load_universal", kNoCheckpoints},
-      {"checkpoint.use_node_local_storage", kNoCheckpoints},
-      {"checkpoint.parallel_write", kNoCheckpoints},
-      {"checkpoint.writer", kNoCheckpoints},
+      {"checkpoint.tag_validation", kOneFormat},
+      {"checkpoint.load_universal", kOneFormat},
+      {"checkpoint.use_node_local_storage", kOneFormat},
+      {"checkpoint.parallel_write", kOneFormat},
+      {"checkpoint.writer", kOneFormat},
       {"nebula", kNotHere},
       {"datastates_ckpt", kNotHere},
       // Models and parallelism.

@@ -12,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "common/plan/model_table.h"
 #include "common/spec/batch.h"
+#include "common/spec/checks.h"
+#include "common/spec/data_section.h"
 #include "common/spec/deepspeed_keys.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/nearest_key.h"
@@ -21,38 +23,7 @@ namespace zeroshard {
 namespace {
 
 constexpr uint32_t kMaxWorkers = 65536;
-// Steps and counts stay exact in a double and in JSON.
-constexpr uint64_t kMaxCount = uint64_t{1} << 53;
 constexpr uint32_t kMaxTimeoutSeconds = 7 * 24 * 3600;
-constexpr uint32_t kByteVocabulary = 256;
-
-template <typename... Parts>
-absl::Status Bad(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-std::string Shown(const std::string& text) {
-  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 80)), "\"");
-}
-
-absl::Status CheckChoice(absl::string_view path, const std::string& seen,
-                         const std::vector<std::string>& wanted) {
-  if (std::find(wanted.begin(), wanted.end(), seen) != wanted.end()) return absl::OkStatus();
-  const std::string nearest = seen.empty() ? "" : NearestKey(seen, wanted);
-  return Bad(path, ": seen ", Shown(seen), ", wanted ", absl::StrJoin(wanted, ", "),
-             nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
-}
-
-// In [low, high].
-absl::Status CheckCount(absl::string_view path, uint64_t seen, uint64_t low, uint64_t high) {
-  if (seen >= low && seen <= high) return absl::OkStatus();
-  return Bad(path, ": seen ", seen, ", wanted a whole number from ", low, " to ", high);
-}
-
-absl::Status CheckReal(absl::string_view path, double seen, bool good, absl::string_view wanted) {
-  if (std::isfinite(seen) && good) return absl::OkStatus();
-  return Bad(path, ": seen ", DoubleToText(seen), ", wanted ", wanted);
-}
 
 absl::Status CheckName(const std::string& name) {
   constexpr size_t kLongest = 63;
@@ -66,30 +37,6 @@ absl::Status CheckName(const std::string& name) {
   return Bad("name: seen ", Shown(name), ", wanted at most ", kLongest,
              " of the characters a-z A-Z 0-9 - _ . that begin and end with a letter or digit: it "
              "becomes a folder and a label");
-}
-
-absl::Status CheckData(const v1::JobSpec& spec) {
-  const v1::DataSpec& data = spec.data();
-  if (data.train().empty()) {
-    return Bad(
-        "data.train: missing; name the files or folders to train on, for example data: "
-        "{train: [/usr/share/common-licenses], tokenizer: bytes}");
-  }
-  for (int i = 0; i < data.train_size(); ++i) {
-    if (data.train(i).empty()) return Bad("data.train.", i, ": empty, wanted a file or a folder");
-  }
-  if (data.tokenizer().empty()) {
-    return Bad("data.tokenizer: missing; write bytes for text, tokens for files of token ids");
-  }
-  if (absl::Status status = CheckChoice("data.tokenizer", data.tokenizer(), {"bytes", "tokens"});
-      !status.ok()) {
-    return status;
-  }
-  if (data.tokenizer() == "bytes" && spec.model().vocab_size() < kByteVocabulary) {
-    return Bad("model.vocab_size: seen ", spec.model().vocab_size(), ", wanted at least ",
-               kByteVocabulary, ", because data.tokenizer is bytes");
-  }
-  return absl::OkStatus();
 }
 
 absl::Status NormaliseResources(v1::JobSpec* spec) {
@@ -365,11 +312,6 @@ absl::Status NormaliseZero(v1::JobSpec* spec) {
 }
 
 absl::Status NormaliseRest(v1::JobSpec* spec) {
-  if (spec->has_checkpoint()) {
-    return Bad(
-        "checkpoint: this version writes no checkpoints: remove the section (the job still "
-        "survives a restart of the coordinator)");
-  }
   v1::ParallelSpec* parallel = spec->mutable_parallel();
   if (!parallel->has_tensor()) parallel->set_tensor(1);
   if (!parallel->has_pipeline()) parallel->set_pipeline(1);
@@ -414,7 +356,6 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
   if (absl::Status status = CheckName(spec->name()); !status.ok()) return status;
   if (absl::Status status = CheckModel(spec->model()); !status.ok()) return status;
-  if (absl::Status status = CheckData(*spec); !status.ok()) return status;
   if (spec->steps() == 0) {
     return Bad(
         "steps: missing or 0; write how many optimizer steps the job trains, for example "
@@ -433,6 +374,8 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
     return status;
   }
   if (absl::Status status = CheckPrecision(*spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseData(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseCheckpoint(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseZero(spec); !status.ok()) return status;
   return NormaliseRest(spec);
 }

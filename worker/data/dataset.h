@@ -27,6 +27,11 @@ class TokenDataset {
   // tokens[T] and targets[T] of sample index in [0, sample_count).
   virtual void Sample(int64_t index, absl::Span<int32_t> tokens,
                       absl::Span<int32_t> targets) const = 0;
+  // True where attention must not cross documents (data.packing.mask_documents).
+  virtual bool masks_documents() const { return false; }
+  // starts[T] of a sample: where in it the document of each token starts (0 where it started
+  // before). Zeros unless masks_documents().
+  virtual void DocumentStarts(int64_t index, absl::Span<int32_t> starts) const;
   // DATA_LOSS once a sample met a token id that was in range when the file was checked: the file
   // was written to meanwhile. Such a sample is handed out as tokens 0 with targets -1 (no loss),
   // and whoever trains must look here before it uses the step.

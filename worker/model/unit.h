@@ -32,6 +32,15 @@ struct MicroBatch {
   int64_t batch = 0;                 // sequences
   const int32_t* tokens = nullptr;   // [batch, T]
   const int32_t* targets = nullptr;  // [batch, T]; -1: no loss
+  // [batch, T]: where in its sequence a token's document starts; attention does not look behind it.
+  // Null: each sequence is one document.
+  const int32_t* document_start = nullptr;
+  // What dropout masks are keyed by (architecture, section 5b): the sequence b of the micro-batch
+  // is sample first_sample + b of the run's order.
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  int64_t first_sample = 0;
+  bool dropout = false;  // false: the rates of the specification are not applied (evaluation)
 };
 
 // Everything a call needs besides parameters.

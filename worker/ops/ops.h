@@ -31,6 +31,17 @@ struct MatmulArgs {
   bool accumulate = false;
 };
 
+// A mask that any rank can draw for any part of a tensor: element e of sample s is dropped where
+// the counter-based generator (worker/ops/philox.h), keyed by seed and (step, s, site, e), says so;
+// what is kept is scaled by 1 / (1 - rate). The same in forward and backward.
+struct DropoutArgs {
+  float rate = 0;  // 0: none
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  uint32_t site = 0;         // which dropout of the model
+  int64_t first_sample = 0;  // of the first sequence
+};
+
 struct AttentionArgs {
   // Sequence b, position t, head h starts at q + ((b*T + t)*ld_q + h*D); likewise k and v, over KV
   // heads (query head h reads key head h / (H/KV)); so a packed [B*T, (H+2*KV)*D] buffer serves.
@@ -39,6 +50,21 @@ struct AttentionArgs {
   const void* v = nullptr;
   int64_t ld_q = 0, ld_k = 0, ld_v = 0;  // elements
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  DType dtype = DType::kF32;
+  // [batch, T]: a query attends to keys from its document's start on (in [0, t], never falling
+  // within a sequence). Null: from 0.
+  const int32_t* document_start = nullptr;
+  // Of the attention weights: element (h*T + t)*T + key of a sample.
+  DropoutArgs dropout;
+};
+
+// Queries [rows, H*D] at positions [past, past + rows) of one sequence, over the keys and values
+// [past + rows, KV*D] of all positions up to each query's own. Dense.
+struct CachedAttentionArgs {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int64_t past = 0, rows = 0, heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::kF32;
 };
 

@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/checkpoint/file_system.h"
+#include "common/tokenizer/tokenizer.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
 #include "worker/device/device.h"
@@ -32,6 +34,9 @@ enum class StepPhase : uint8_t {
 constexpr int kStepPhases = 7;
 const char* NameOf(StepPhase phase);
 
+// What a rank asks the others for at the end of a step.
+enum class SaveRequest : uint8_t { kNone, kSave, kSaveAndStop };
+
 // Called on the training thread.
 class TrainObserver {
  public:
@@ -43,6 +48,13 @@ class TrainObserver {
   // Rank 0 only: true while the report queue is full, because the coordinator is away. All ranks
   // then wait together, in collectives far shorter than the deadline, until it is false.
   virtual bool ShouldHold() { return false; }
+  // Asked on every rank once a step; the strongest answer counts on all. Every rank then writes its
+  // part of a checkpoint, and with kSaveAndStop Run ends once it is complete.
+  virtual SaveRequest WantsSave() { return SaveRequest::kNone; }
+  // Rank 0 only: a checkpoint is complete, or was abandoned.
+  virtual void OnCheckpoint(const v1::CheckpointRecord& record) {}
+  // Rank 0 only.
+  virtual void OnSample(const v1::SampleRecord& record) {}
 };
 
 // Live counters for the metrics; any thread may read.
@@ -54,23 +66,35 @@ struct TrainCounters {
 struct TrainerOptions {
   v1::JobSpec spec;  // validated and normalised (common/spec)
   uint64_t first_step = 1;
+  // The checkpoint to go on from, one more than whose step is first_step; or with weights_only its
+  // weights alone, at first_step 1. Else the weights are model.init_from's, else fresh ones.
+  std::string resume_from;
+  bool weights_only = false;
+  std::string job, run_id;   // written into checkpoints
   Device* device = nullptr;  // these three outlive the trainer
   Ops* ops = nullptr;
   Communicator* comm = nullptr;  // rank and world size come from here
   const TokenDataset* data = nullptr;
+  const TokenDataset* eval_data = nullptr;  // where spec.eval names any
+  const Tokenizer* tokenizer = nullptr;     // where spec.sample has prompts
+  FileSystem* files = nullptr;              // null: the real one
   const std::atomic<bool>* stop = nullptr;  // optional: true ends Create with CANCELLED
 };
 
 class Trainer {
  public:
-  // Builds the model, allocates everything, fills the initial parameters.
-  // INVALID_ARGUMENT / RESOURCE_EXHAUSTED say which field or how many bytes.
+  // Builds the model, allocates everything, fills parameters and state. Collective where they come
+  // from files. INVALID_ARGUMENT / RESOURCE_EXHAUSTED / NOT_FOUND / DATA_LOSS say which field, file
+  // or how many bytes; FAILED_PRECONDITION: who holds the checkpoint folder.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options);
   virtual ~Trainer() = default;
 
   // Trains from first_step to spec.steps. Returns when done, when `stop` became true (CANCELLED,
-  // seen between micro-batches), or at the first error: a collective's, or INTERNAL naming step,
-  // rank and sample for a non-finite loss or gradient (IsNonFinite).
+  // seen between micro-batches; nothing is saved), when a save and stop was asked for and the
+  // checkpoint is complete (CANCELLED, "saved step 57"; the save's error otherwise), or at the
+  // first error: a collective's, or INTERNAL naming step, rank and sample for a non-finite loss or
+  // gradient (IsNonFinite). After the last step a checkpoint is written where the specification has
+  // a checkpoint section.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters.

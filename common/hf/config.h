@@ -1,0 +1,36 @@
+// Hugging Face's config.json as a model specification, and back. Pure functions, thread-safe.
+//
+// Read: GPT-2 (model_type gpt2) and the Llama family (llama, mistral without a sliding window,
+// qwen2). Every field that changes the arithmetic is honoured or refused by name; fields that do
+// not are listed in the source; an unknown one is named in a warning.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "zeroshard/v1/job.pb.h"
+
+namespace zeroshard {
+
+struct HfConfig {
+  v1::ModelSpec model;  // without init_from and sequence_length; max_position_embeddings is set
+  std::vector<std::string> warnings;  // a line each, naming the field
+};
+
+// INVALID_ARGUMENT names `where`, the field, the value seen and the values wanted.
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view json, const std::string& where);
+// Reads <folder>/config.json. NOT_FOUND names it.
+absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);
+
+// A config.json for a model that did not come with one.
+std::string FormatHfConfig(const v1::ModelSpec& model);
+
+// Where spec->model().init_from() is set: fills the rest of the section in from that folder's
+// config.json and checks what was written beside it (see ModelSpec.init_from). A sequence_length
+// that is not given becomes the model's longest, at most 4096. Returns the warnings. Call between
+// ParseJobSpec and NormaliseJobSpec; without init_from it does nothing. Idempotent.
+absl::StatusOr<std::vector<std::string>> ResolveInitFrom(v1::JobSpec* spec);
+
+}  // namespace zeroshard

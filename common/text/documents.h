@@ -1,0 +1,34 @@
+// Documents out of files: plain text and JSON lines.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace zeroshard {
+
+enum class TextFormat { kText, kJsonLines };
+
+// A text file is one document, less a UTF-8 byte order mark; its bytes are otherwise kept as they
+// are (CRLF, NUL, what is not UTF-8, a missing last newline). A JSON line is one document:
+// {"text": ...}, or {"prompt": ..., "completion": ...}, whose prompt carries no loss.
+struct Document {
+  std::string prompt;  // empty unless the line has one
+  std::string text;    // or the completion
+};
+
+// By the name's end (.jsonl, .ndjson: JSON lines) where `format` is "auto" or empty; text | jsonl
+// otherwise. INVALID_ARGUMENT for another format.
+absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_view format);
+
+// Calls `each` for every document of `bytes`, the whole file at `path`, in order. Empty lines are
+// skipped. INVALID_ARGUMENT names the file, the line and what is wrong with it (no JSON object, no
+// such field, a field that is not text); an error of `each` ends it.
+absl::Status ForEachDocument(const std::string& path, absl::string_view bytes, TextFormat format,
+                             const std::function<absl::Status(Document&&)>& each);
+
+}  // namespace zeroshard
