@@ -70,12 +70,14 @@ void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block ke
   kept.Place("norm_2.rstd", rows, DType::kF32);
   if (layer_norm) {
     kept.Place("mlp.fc", Product({rows, c.intermediate}), dtype);
-    scratch.Place("attn.qkv.bias", qkv, dtype);  // packed: the three lie apart in the flat vector
   } else {
     kept.Place("mlp.gate", Product({rows, c.intermediate}), dtype);
     kept.Place("mlp.up", Product({rows, c.intermediate}), dtype);
   }
-  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);  // and the gradient of it
+  // Packed: the three lie apart in the flat vector.
+  if (c.qkv_bias) scratch.Place("attn.qkv.bias", qkv, dtype);
+  // And the gradient of it; before that, the gradients of what dropout let through.
+  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);
   scratch.Place("attn.d_out", Product({rows, width}), dtype);
   // The MLP's activation, then its gradient; the gradient of q, k and v when the MLP is done.
   scratch.Place("wide", Product({rows, std::max(c.intermediate, qkv)}), dtype);
@@ -107,9 +109,15 @@ const ActivationInfo* ActivationTable::FindScratch(absl::string_view name) const
 ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
                                     DType dtype, bool checkpointing) {
   ActivationTable table;
-  if (kind == UnitKind::kEmbedding) return table;
   Block kept(&table.kept, &table.kept_bytes);
   Block scratch(&table.scratch, &table.scratch_bytes);
+  if (kind == UnitKind::kEmbedding) {
+    // No larger than a block's "norm.out", so that dropout adds no byte to a job.
+    if (config.embd_pdrop > 0) {
+      scratch.Place("gradient", Product({micro_batch, config.sequence, config.hidden}), dtype);
+    }
+    return table;
+  }
   kept.Place("input", Product({micro_batch, config.sequence, config.hidden}), dtype);
   if (kind == UnitKind::kHead) {
     PlaceHead(config, micro_batch, dtype, scratch);

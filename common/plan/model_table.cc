@@ -14,71 +14,6 @@ namespace {
 
 constexpr int64_t kAlign = 64;  // elements
 
-// No model is refused by these; a typing error is, and no size computed from them overflows int64.
-constexpr int64_t kMaxHidden = int64_t{1} << 16;
-constexpr int64_t kMaxIntermediate = int64_t{1} << 18;
-constexpr int64_t kMaxLayers = 4096;
-constexpr int64_t kMaxSequence = int64_t{1} << 20;
-constexpr int64_t kMaxVocab = int64_t{1} << 24;
-
-template <typename Seen>
-absl::Status Refuse(const char* field, const Seen& seen, const std::string& wanted) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("model.", field, " is ", seen, "; wanted ", wanted));
-}
-
-absl::Status CheckRange(const char* field, int64_t seen, int64_t most) {
-  if (seen >= 1 && seen <= most) return absl::OkStatus();
-  return Refuse(field, seen, absl::StrCat("1 to ", most));
-}
-
-absl::Status CheckPositive(const char* field, double seen, double most) {
-  if (std::isfinite(seen) && seen > 0 && seen <= most) return absl::OkStatus();
-  return Refuse(field, seen, absl::StrCat("a number above 0 and at most ", most));
-}
-
-absl::Status FirstError(std::initializer_list<absl::Status> checks) {
-  for (const absl::Status& check : checks) {
-    if (!check.ok()) return check;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSizes(const ModelConfig& c) {
-  return FirstError({
-      CheckRange("hidden_size", c.hidden, kMaxHidden),
-      CheckRange("layers", c.layers, kMaxLayers),
-      CheckRange("heads", c.heads, c.hidden),
-      CheckRange("sequence_length", c.sequence, kMaxSequence),
-      CheckRange("vocab_size", c.vocab, kMaxVocab),
-  });
-}
-
-absl::Status CheckHeads(const ModelConfig& c) {
-  if (c.hidden % c.heads != 0) {
-    return Refuse("heads", c.heads, absl::StrCat("a divisor of hidden_size, ", c.hidden));
-  }
-  if (c.kv_heads > c.heads || c.heads % c.kv_heads != 0) {
-    return Refuse("kv_heads", c.kv_heads, absl::StrCat("a divisor of heads, ", c.heads));
-  }
-  // What makes q, k and v one matrix.
-  if (c.hidden * c.hidden % kAlign != 0) {
-    return Refuse("hidden_size", c.hidden, "a multiple of 8");
-  }
-  if (c.kv_heads * c.head_dim * c.hidden % kAlign != 0) {
-    return Refuse("kv_heads", c.kv_heads,
-                  absl::StrCat("kv_heads x head size x hidden_size = ", c.kv_heads, " x ",
-                               c.head_dim, " x ", c.hidden, " to be a multiple of 64"));
-  }
-  if (c.architecture == Architecture::kLlama && c.head_dim % 2 != 0) {
-    return Refuse(
-        "heads", c.heads,
-        absl::StrCat("hidden_size / heads to be even (rotary positions turn pairs); it is ",
-                     c.head_dim));
-  }
-  return absl::OkStatus();
-}
-
 // Appends tensors to a unit, each at the next multiple of 64.
 class UnitBuilder {
  public:
@@ -87,23 +22,23 @@ class UnitBuilder {
     unit_.kind = kind;
   }
 
-  void Matrix(const char* name, int64_t rows, int64_t cols, float std,
+  void Matrix(const std::string& name, int64_t rows, int64_t cols, float std,
               TensorSplit split = TensorSplit::kOutermost) {
     ParameterInfo& p = Add(name, {rows, cols}, split);
     p.decay = true;
     p.init = InitKind::kNormal;
     p.init_std = std;
   }
-  void Bias(const char* name, int64_t size, TensorSplit split) {
+  void Bias(const std::string& name, int64_t size, TensorSplit split) {
     Add(name, {size}, split).init = InitKind::kZeros;
   }
-  void Gain(const char* name, int64_t size) {
+  void Gain(const std::string& name, int64_t size) {
     Add(name, {size}, TensorSplit::kReplicated).init = InitKind::kOnes;
   }
   UnitTable Take() { return std::move(unit_); }
 
  private:
-  ParameterInfo& Add(const char* name, std::vector<int64_t> shape, TensorSplit split) {
+  ParameterInfo& Add(const std::string& name, std::vector<int64_t> shape, TensorSplit split) {
     ParameterInfo p;
     p.name = prefix_ + name;
     p.size = 1;
@@ -155,11 +90,20 @@ UnitTable LlamaBlock(const ModelConfig& c, int64_t layer) {
   b.Matrix("attn.q.weight", width, c.hidden, c.init_std);
   b.Matrix("attn.k.weight", kv_width, c.hidden, c.init_std);
   b.Matrix("attn.v.weight", kv_width, c.hidden, c.init_std);
+  if (c.qkv_bias) {
+    b.Bias("attn.q.bias", width, kSplit);
+    b.Bias("attn.k.bias", kv_width, kSplit);
+    b.Bias("attn.v.bias", kv_width, kSplit);
+  }
   b.Matrix("attn.proj.weight", width, c.hidden, c.init_std);
+  if (c.proj_bias) b.Bias("attn.proj.bias", c.hidden, kWhole);
   b.Gain("norm_2.weight", c.hidden);
-  b.Matrix("mlp.gate.weight", c.intermediate, c.hidden, c.init_std);
-  b.Matrix("mlp.up.weight", c.intermediate, c.hidden, c.init_std);
+  for (const char* part : {"mlp.gate", "mlp.up"}) {
+    b.Matrix(absl::StrCat(part, ".weight"), c.intermediate, c.hidden, c.init_std);
+    if (c.mlp_bias) b.Bias(absl::StrCat(part, ".bias"), c.intermediate, kSplit);
+  }
   b.Matrix("mlp.down.weight", c.intermediate, c.hidden, c.init_std);
+  if (c.mlp_bias) b.Bias("mlp.down.bias", c.hidden, kWhole);
   return b.Take();
 }
 
@@ -167,7 +111,7 @@ UnitTable Embedding(const ModelConfig& c) {
   UnitBuilder b("embedding", UnitKind::kEmbedding, "");
   if (c.architecture == Architecture::kGpt2) {
     b.Matrix("wte.weight", c.vocab, c.hidden, c.init_std);
-    b.Matrix("wpe.weight", c.sequence, c.hidden, c.init_std, kWhole);
+    b.Matrix("wpe.weight", c.positions, c.hidden, c.init_std, kWhole);
   } else {
     b.Matrix("embed.weight", c.vocab, c.hidden, c.init_std);
   }
@@ -237,58 +181,6 @@ int64_t ModelTable::ParameterCount() const {
     for (const ParameterInfo& p : unit.parameters) count += p.size;
   }
   return count;
-}
-
-absl::StatusOr<ModelConfig> MakeModelConfig(const v1::ModelSpec& spec) {
-  ModelConfig c;
-  if (spec.architecture() == "gpt2") {
-    c.architecture = Architecture::kGpt2;
-  } else if (spec.architecture() == "llama") {
-    c.architecture = Architecture::kLlama;
-  } else {
-    return Refuse("architecture", absl::StrCat("\"", spec.architecture(), "\""), "gpt2 or llama");
-  }
-  const bool llama = c.architecture == Architecture::kLlama;
-  c.hidden = spec.hidden_size();
-  c.layers = spec.layers();
-  c.heads = spec.heads();
-  c.sequence = spec.sequence_length();
-  c.vocab = spec.vocab_size();
-  if (absl::Status s = CheckSizes(c); !s.ok()) return s;
-
-  c.kv_heads = spec.kv_heads() == 0 ? c.heads : int64_t{spec.kv_heads()};
-  if (!llama && c.kv_heads != c.heads) {
-    return Refuse("kv_heads", c.kv_heads,
-                  absl::StrCat("0 or the number of heads, ", c.heads,
-                               ", because gpt2 has no grouped queries"));
-  }
-  c.head_dim = c.hidden / c.heads;
-  if (absl::Status s = CheckHeads(c); !s.ok()) return s;
-
-  c.intermediate = spec.intermediate_size();
-  if (c.intermediate == 0) {
-    c.intermediate = llama ? RoundUp(CeilDiv(8 * c.hidden, 3), kAlign) : 4 * c.hidden;
-  }
-  c.tied = spec.has_tie_embeddings() ? spec.tie_embeddings() : !llama;
-  const double epsilon = spec.has_norm_epsilon() ? spec.norm_epsilon() : 1e-5;
-  const double theta = spec.has_rope_theta() ? spec.rope_theta() : 10000.0;
-  const double init_std = spec.has_initializer_range() ? spec.initializer_range() : 0.02;
-  if (!llama && spec.has_rope_theta()) {
-    return Refuse("rope_theta", theta, "no such key, because gpt2 has learned positions");
-  }
-  if (absl::Status s = FirstError({
-          CheckRange("intermediate_size", c.intermediate, kMaxIntermediate),
-          CheckPositive("norm_epsilon", epsilon, 1.0),
-          CheckPositive("rope_theta", theta, 1e12),
-          CheckPositive("initializer_range", init_std, 1.0),
-      });
-      !s.ok()) {
-    return s;
-  }
-  c.norm_epsilon = static_cast<float>(epsilon);
-  c.rope_theta = static_cast<float>(theta);
-  c.init_std = static_cast<float>(init_std);
-  return c;
 }
 
 absl::StatusOr<ModelTable> MakeModelTable(const v1::ModelSpec& spec) {

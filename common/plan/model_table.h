@@ -33,7 +33,7 @@ struct ModelConfig {
   int64_t head_dim = 0;      // D; C / H unless the specification says otherwise
   int64_t intermediate = 0;  // I
   int64_t sequence = 0;      // T
-  int64_t positions = 0;     // P >= T: rows of gpt2's position table
+  int64_t positions = 0;     // P >= T: rows of gpt2's position table; llama: the longest T
   int64_t vocab = 0;         // V
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
@@ -77,7 +77,7 @@ struct UnitTable {
 };
 
 // Units in execution order: embedding, blocks, head. Names, by architecture:
-//   gpt2   embedding: wte.weight [V,C], wpe.weight [T,C]
+//   gpt2   embedding: wte.weight [V,C], wpe.weight [P,C]
 //          block: ln_1.{weight,bias} [C], attn.{q,k,v}.weight [C,C] (out,in), attn.{q,k,v}.bias
 //          [C],
 //            attn.proj.weight [C,C] (in,out), attn.proj.bias [C], ln_2.{weight,bias},
@@ -86,8 +86,10 @@ struct UnitTable {
 //          head: ln_f.{weight,bias} [C], and when untied lm_head.weight [V,C]
 //   llama  embedding: embed.weight [V,C]
 //          block: norm_1.weight [C], attn.q.weight [H*D,C], attn.{k,v}.weight [KV*D,C],
-//            attn.proj.weight [H*D,C] (in,out), norm_2.weight [C], mlp.gate.weight [I,C],
-//            mlp.up.weight [I,C], mlp.down.weight [I,C] (in,out)
+//            with qkv_bias attn.q.bias [H*D] and attn.{k,v}.bias [KV*D],
+//            attn.proj.weight [H*D,C] (in,out), with proj_bias attn.proj.bias [C],
+//            norm_2.weight [C], mlp.gate.weight [I,C], mlp.up.weight [I,C], mlp.down.weight [I,C]
+//            (in,out), with mlp_bias each followed by its mlp.{gate,up}.bias [I], mlp.down.bias [C]
 //          head: norm_f.weight [C], and when untied lm_head.weight [V,C]
 // q, k and v weights lie side by side without a gap (their sizes are multiples of 64), so that one
 // product serves the three.
@@ -96,9 +98,10 @@ struct UnitTable {
 // multiple of 64 elements, and the rest up to it is padding (zeros, never trained, not counted). A
 // tied lm_head has no tensor of its own. The tensor-split dimension (TensorSplit::kOutermost) of
 // every matrix is its first, so a run of rows is a contiguous run of elements; biases of split
-// outputs split alike. Initial values: norms' weights one, biases zero, matrices normal with
-// initializer_range; gpt2's attn.proj and mlp.proj with initializer_range / sqrt(2 x layers)
-// (Radford et al. 2019, section 2.3).
+// outputs split alike. The rows of gpt2's position table from T on are never read and get no
+// gradient, but are parameters like any other: they decay, are saved and exported. Initial values:
+// norms' weights one, biases zero, matrices normal with initializer_range; gpt2's attn.proj and
+// mlp.proj with initializer_range / sqrt(2 x layers) (Radford et al. 2019, section 2.3).
 struct ModelTable {
   ModelConfig config;
   std::vector<UnitTable> units;
@@ -107,8 +110,8 @@ struct ModelTable {
 
 // INVALID_ARGUMENT names the field, the value seen and the value wanted; for a pattern in
 // `trainable` that matches no tensor, the names nearest to it. Accepted sizes are bounded so that
-// no later product of them overflows (hidden 2^16, intermediate 2^18, layers 4096, sequence 2^20,
-// vocabulary 2^24).
+// no later product of them overflows (hidden and heads x head_dim 2^16, intermediate 2^18, layers
+// 4096, sequence and gpt2's position table 2^20, vocabulary 2^24).
 absl::StatusOr<ModelConfig> MakeModelConfig(const v1::ModelSpec& spec);
 absl::StatusOr<ModelTable> MakeModelTable(const v1::ModelSpec& spec);
 
