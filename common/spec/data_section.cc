@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/spec/checks.h"
+#include "common/spec/job_spec.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -44,8 +45,7 @@ absl::Status NormaliseTraining(v1::JobSpec* spec) {
         "data.tokenizer: missing; write bytes for text as it is, the path of a tokenizer.json, or "
         "tokens for files of token ids");
   }
-  const bool path = tokenizer.find_first_of("/.") != std::string::npos;
-  if (!path && tokenizer != "bytes" && tokenizer != "tokens") {
+  if (!IsTokenizerPath(tokenizer) && tokenizer != "bytes" && tokenizer != "tokens") {
     return Bad(
         "data.tokenizer: seen ", Shown(tokenizer),
         ", wanted bytes, tokens, or the path of a tokenizer.json or of its folder (a path has "

@@ -22,7 +22,8 @@ std::string FormatHistoryLine(const v1::StepRecord& record) {
                       ",\"grad_norm\":", Number(record.grad_norm()),
                       ",\"learning_rate\":", Number(record.learning_rate()),
                       ",\"tokens\":", record.tokens(), ",\"seconds\":", Number(record.seconds()),
-                      "}");
+                      record.has_eval_loss() ? ",\"eval_loss\":" : "",
+                      record.has_eval_loss() ? Number(record.eval_loss()) : "", "}");
 }
 
 }  // namespace zeroshard

@@ -37,6 +37,11 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec);
 // ParseJobSpec gives the same message back.
 std::string FormatJobSpec(const v1::JobSpec& spec);
 
+// True where data.tokenizer names a file or folder rather than bytes or tokens: it has a / or a .
+inline bool IsTokenizerPath(const std::string& tokenizer) {
+  return tokenizer.find_first_of("/.") != std::string::npos;
+}
+
 // Micro-batches of one step over all ranks: train_batch_size / train_micro_batch_size_per_gpu.
 // Of a normalised specification.
 inline uint64_t MicroBatchesPerStep(const v1::JobSpec& spec) {

@@ -224,12 +224,48 @@ TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"parallel.tensor=2"}), HasSubstr("parallel.tensor: seen 2"));
   EXPECT_THAT(Refusal({"parallel.pipeline=4"}), HasSubstr("parallel.pipeline: seen 4"));
   EXPECT_THAT(Refusal({"parallel.tensor=0"}), HasSubstr("parallel.tensor: seen 0"));
-  for (const char* checkpoint : {"checkpoint.interval_steps=50", "checkpoint={interval_steps: 0}",
-                                 "checkpoint={dir: ckpt, keep_last: 2}", "checkpoint={}"}) {
-    EXPECT_THAT(Refusal({checkpoint}), AllOf(HasSubstr("this version writes no checkpoints"),
-                                             HasSubstr("remove the section")))
-        << checkpoint;
-  }
+}
+
+TEST(NormaliseJobSpec, ACheckpointSectionNamesItsFolder) {
+  EXPECT_THAT(Refusal({"checkpoint.interval_steps=50"}),
+              AllOf(HasSubstr("checkpoint.dir: missing"), HasSubstr("remove the section")));
+  EXPECT_THAT(Refusal({"checkpoint={}"}), HasSubstr("checkpoint.dir: missing"));
+  EXPECT_EQ(Refusal({"checkpoint={dir: ckpt, interval_steps: 50, keep_last: 2, keep_every: 500}"}),
+            "");
+}
+
+TEST(NormaliseJobSpec, EvaluationSaysOnWhatAndWhen) {
+  EXPECT_THAT(Refusal({"eval={interval_steps: 5}"}), HasSubstr("eval.data: missing"));
+  EXPECT_THAT(Refusal({"eval={data: [val]}"}), HasSubstr("eval.interval_steps: missing or 0"));
+  EXPECT_THAT(Refusal({"eval={data: ['']  , interval_steps: 5}"}), HasSubstr("eval.data.0: empty"));
+  EXPECT_EQ(Refusal({"eval={data: [val], interval_steps: 5, batches: 2}"}), "");
+}
+
+TEST(NormaliseJobSpec, SamplingNeedsPromptsAndSomethingThatReadsThem) {
+  EXPECT_THAT(Refusal({"sample={interval_steps: 5}"}), HasSubstr("sample.prompts: missing"));
+  EXPECT_THAT(Refusal({"sample={prompts: [a]}"}), HasSubstr("sample.interval_steps: missing or 0"));
+  EXPECT_THAT(Refusal({"sample={prompts: [a], interval_steps: 5, temperature: -1}"}),
+              HasSubstr("sample.temperature: seen -1"));
+  EXPECT_THAT(Refusal({"sample={prompts: [a], interval_steps: 5}", "data.tokenizer=tokens"}),
+              HasSubstr("data.tokenizer is tokens"));
+  const v1::JobSpec spec = Normalised({"sample={prompts: [a], interval_steps: 5}"});
+  EXPECT_EQ(spec.sample().max_tokens(), 32u);
+  EXPECT_EQ(spec.sample().temperature(), 0);
+}
+
+TEST(NormaliseJobSpec, TheFormatBelongsToTheTokenizer) {
+  EXPECT_EQ(Normalised().data().format(), "auto");
+  EXPECT_THAT(Refusal({"data.format=megatron"}), HasSubstr("data.format: seen \"megatron\""));
+  EXPECT_THAT(Refusal({"data.format=jsonl", "data.tokenizer=tokens"}),
+              HasSubstr("data.format: seen \"jsonl\""));
+  EXPECT_EQ(Refusal({"data.format=nanogpt", "data.tokenizer=tokens"}), "");
+  EXPECT_EQ(Refusal({"data.format=jsonl", "data.tokenizer=gpt2/tokenizer.json"}), "");
+}
+
+TEST(NormaliseJobSpec, TheSeparatorIsAToken) {
+  EXPECT_THAT(Refusal({"data.packing.separator=256"}),
+              AllOf(HasSubstr("data.packing.separator: seen 256"), HasSubstr("below")));
+  EXPECT_EQ(Refusal({"data.packing={mask_documents: true, separator: 255}"}), "");
 }
 
 TEST(NormaliseJobSpec, TimeoutsAreBounded) {
