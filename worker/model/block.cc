@@ -1,7 +1,9 @@
 #include "worker/model/block.h"
 
 #include <array>
+#include <vector>
 
+#include "common/plan/rope.h"
 #include "worker/model/mlp.h"
 #include "worker/model/norm.h"
 #include "worker/model/pass.h"
@@ -27,7 +29,8 @@ class Block : public BlockUnit {
                        unit.Find("attn.v.weight")->trainable),
         proj_(*unit.Find("attn.proj.weight")),
         mlp_(MakeMlp(config, unit)),
-        activations_(config, UnitKind::kBlock, checkpointing) {
+        activations_(config, UnitKind::kBlock, checkpointing),
+        rope_frequencies_(RopeFrequencies(config)) {
     if (!gpt2_) return;
     for (size_t i = 0; i < kBiases.size(); ++i) qkv_biases_[i] = *unit.Find(kBiases[i]);
     proj_bias_ = *unit.Find("attn.proj.bias");
@@ -97,7 +100,8 @@ class Block : public BlockUnit {
   // Queries and keys lie side by side, so one call turns the heads of both.
   void Rotate(const Pass& pass, void* qkv, bool inverse) const {
     pass.ops().Rope(qkv, qkv_width_, pass.batch, config_.sequence, config_.heads + config_.kv_heads,
-                    config_.head_dim, config_.rope_theta, inverse, pass.dtype());
+                    config_.head_dim, rope_frequencies_.data(), /*first_position=*/0, inverse,
+                    pass.dtype());
   }
 
   // q, k and v's biases as one: padding may lie between them in the flat vector.
@@ -209,6 +213,7 @@ class Block : public BlockUnit {
   ParameterInfo proj_bias_;                  // gpt2
   const std::unique_ptr<Mlp> mlp_;
   ActivationCache activations_;
+  const std::vector<float> rope_frequencies_;
 };
 
 }  // namespace

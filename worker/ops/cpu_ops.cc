@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/ops/attention.h"
+#include "worker/ops/cached_attention.h"
 #include "worker/ops/cpu_isa.h"
 #include "worker/ops/cross_entropy_columns.h"
+#include "worker/ops/dropout.h"
 #include "worker/ops/matmul.h"
 #include "worker/ops/vector_ops.h"
 
@@ -65,6 +67,13 @@ absl::Status CpuOps::AttentionBackward(const AttentionArgs& args, const void* ou
   });
 }
 
+absl::Status CpuOps::CachedAttention(const CachedAttentionArgs& args, void* out) {
+  if (!supported_.ok()) return supported_;
+  if (absl::Status status = CheckCachedAttention(args); !status.ok()) return status;
+  return Guarded("cached attention",
+                 [&] { cpu::CachedAttention(args, out, threads_, &contexts_); });
+}
+
 void CpuOps::ColumnSum(const void* x, int64_t rows, int64_t cols, DType dtype, void* out,
                        DType out_type) {
   cpu::ColumnSum(x, rows, cols, dtype, out, out_type, threads_);
@@ -113,8 +122,14 @@ void CpuOps::SwiGluBackward(const void* dy, const void* gate, const void* up, in
 }
 
 void CpuOps::Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
-                  float theta, bool inverse, DType dtype) {
-  cpu::Rope(x, ld, batch, seq, heads, head_dim, theta, inverse, dtype, threads_);
+                  const float* frequencies, int64_t first_position, bool inverse, DType dtype) {
+  cpu::Rope(x, ld, batch, seq, heads, head_dim, frequencies, first_position, inverse, dtype,
+            threads_);
+}
+
+void CpuOps::Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample,
+                     DType dtype, void* y) {
+  cpu::Dropout(args, x, batch, per_sample, dtype, y, threads_);
 }
 
 void CpuOps::Add(const void* a, const void* b, int64_t n, DType dtype, void* y) {

@@ -24,6 +24,7 @@ class CpuOps : public Ops {
   absl::Status AttentionForward(const AttentionArgs& args, void* out, float* lse) override;
   absl::Status AttentionBackward(const AttentionArgs& args, const void* out, const void* d_out,
                                  const float* lse, void* d_q, void* d_k, void* d_v) override;
+  absl::Status CachedAttention(const CachedAttentionArgs& args, void* out) override;
 
   void ColumnSum(const void* x, int64_t rows, int64_t cols, DType dtype, void* out,
                  DType out_type) override;
@@ -44,7 +45,9 @@ class CpuOps : public Ops {
   void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n, DType dtype,
                       void* d_gate, void* d_up) override;
   void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
-            float theta, bool inverse, DType dtype) override;
+            const float* frequencies, int64_t first_position, bool inverse, DType dtype) override;
+  void Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample,
+               DType dtype, void* y) override;
   void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) override;
   void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, int64_t batch,
                         int64_t seq, int64_t cols, DType dtype, void* y) override;

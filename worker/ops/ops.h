@@ -110,10 +110,18 @@ class Ops {
   virtual void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n,
                               DType dtype, void* d_gate, void* d_up) = 0;
 
-  // Rotates pairs (i, i + D/2) of each head in place by position * theta^(-2i/D) (Hugging Face's
-  // half-split convention); inverse: the backward rotation. x starts at the first head.
+  // Rotates pairs (i, i + D/2) of each head in place by position * frequencies[i] (Hugging Face's
+  // half-split convention, and like it the angle is rounded to fp32); inverse: the backward
+  // rotation. x starts at the first head; each sequence's rows are at positions first_position on.
+  // frequencies [D/2]: radians per position (common/plan/rope.h), in host memory.
   virtual void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads,
-                    int64_t head_dim, float theta, bool inverse, DType dtype) = 0;
+                    int64_t head_dim, const float* frequencies, int64_t first_position,
+                    bool inverse, DType dtype) = 0;
+
+  // y = x with the mask of args applied: x, y [batch, per_sample], element e of sample
+  // args.first_sample + b is element e of row b. y may be x. The gradient is the same call on dy.
+  virtual void Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample,
+                       DType dtype, void* y) = 0;
 
   // Causal attention with scale 1/sqrt(D): out [B*T, H*D], lse [B, H, T] (log-sum-exp per row).
   virtual absl::Status AttentionForward(const AttentionArgs& args, void* out, float* lse) = 0;
@@ -121,6 +129,8 @@ class Ops {
   virtual absl::Status AttentionBackward(const AttentionArgs& args, const void* out,
                                          const void* d_out, const float* lse, void* d_q, void* d_k,
                                          void* d_v) = 0;
+  // Inference: out [rows, H*D] of type args.dtype; scores, softmax and sums are fp32.
+  virtual absl::Status CachedAttention(const CachedAttentionArgs& args, void* out) = 0;
 
   // Plain copies and fills. Here for host memory; a device backend overrides them.
   virtual void Copy(void* to, const void* from, size_t bytes) {

@@ -1,10 +1,12 @@
 // Rotary position embedding (Su et al. 2021, section 3.4.2), in the half-split layout.
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "worker/ops/parallel.h"
 #include "worker/ops/pointers.h"
 #include "worker/ops/simd_targets.h"
@@ -60,28 +62,24 @@ HWY_EXPORT(RotateRows);
 
 namespace {
 
-// cosines and sines [seq, head_dim / 2] of position * theta^(-2i / head_dim).
+// cosines and sines [positions, D/2] of position * frequencies[i].
 struct RopeTable {
-  float theta = 0;
-  int64_t head_dim = 0;
-  int64_t seq = 0;
+  std::vector<float> frequencies;
+  int64_t positions = 0;
   std::vector<float> cosines, sines;
 };
 
-std::shared_ptr<const RopeTable> MakeTable(float theta, int64_t head_dim, int64_t seq) {
+std::shared_ptr<const RopeTable> MakeTable(absl::Span<const float> frequencies, int64_t positions) {
   auto table = std::make_shared<RopeTable>();
-  table->theta = theta;
-  table->head_dim = head_dim;
-  table->seq = seq;
-  const int64_t half = head_dim / 2;
-  table->cosines.resize(static_cast<size_t>(seq * half));
-  table->sines.resize(static_cast<size_t>(seq * half));
-  for (int64_t i = 0; i < half; ++i) {
-    const double frequency = std::pow(
-        static_cast<double>(theta), -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-    for (int64_t position = 0; position < seq; ++position) {
-      const double angle = static_cast<double>(position) * frequency;
-      const size_t at = static_cast<size_t>(position * half + i);
+  table->frequencies.assign(frequencies.begin(), frequencies.end());
+  table->positions = positions;
+  const size_t half = frequencies.size();
+  table->cosines.resize(static_cast<size_t>(positions) * half);
+  table->sines.resize(static_cast<size_t>(positions) * half);
+  size_t at = 0;
+  for (int64_t position = 0; position < positions; ++position) {
+    for (size_t i = 0; i < half; ++i, ++at) {
+      const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);
       table->cosines[at] = static_cast<float>(std::cos(angle));
       table->sines[at] = static_cast<float>(std::sin(angle));
     }
@@ -89,19 +87,25 @@ std::shared_ptr<const RopeTable> MakeTable(float theta, int64_t head_dim, int64_
   return table;
 }
 
-// The last few tables, newest first. A longer sequence's table serves a shorter one. A table in use
-// outlives its place here.
+// The last few tables, newest first. A longer table serves fewer positions; one that proves too
+// short is made anew for a power of two of them, so that a sequence that grows by one position at
+// a time makes few. A table in use outlives its place here.
 class RopeTables {
  public:
-  std::shared_ptr<const RopeTable> Get(float theta, int64_t head_dim, int64_t seq) {
+  std::shared_ptr<const RopeTable> Get(absl::Span<const float> frequencies, int64_t positions) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (const auto& table : tables_) {
-        if (Serves(*table, theta, head_dim, seq)) return table;
+        if (Serves(*table, frequencies, positions)) return table;
       }
     }
-    auto made = MakeTable(theta, head_dim, seq);  // unlocked: two threads may both make it
+    // Unlocked: two threads may both make it.
+    auto made = MakeTable(frequencies,
+                          static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(positions))));
     const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(tables_, [&](const auto& table) {
+      return table->positions <= made->positions && table->frequencies == made->frequencies;
+    });
     if (tables_.size() >= kMaxTables) tables_.pop_back();
     tables_.insert(tables_.begin(), made);
     return made;
@@ -110,8 +114,9 @@ class RopeTables {
  private:
   static constexpr size_t kMaxTables = 8;
 
-  static bool Serves(const RopeTable& table, float theta, int64_t head_dim, int64_t seq) {
-    return table.theta == theta && table.head_dim == head_dim && table.seq >= seq;
+  static bool Serves(const RopeTable& table, absl::Span<const float> frequencies,
+                     int64_t positions) {
+    return table.positions >= positions && absl::MakeConstSpan(table.frequencies) == frequencies;
   }
 
   std::mutex mutex_;
@@ -126,14 +131,17 @@ RopeTables& SharedTables() {
 }  // namespace
 
 void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
-          float theta, bool inverse, DType dtype, int threads) {
+          const float* frequencies, int64_t first_position, bool inverse, DType dtype,
+          int threads) {
   AssertFloat(dtype);
-  const auto table = SharedTables().Get(theta, head_dim, seq);
+  const int64_t half = head_dim / 2;
+  const auto table =
+      SharedTables().Get({frequencies, static_cast<size_t>(half)}, first_position + seq);
   const float sign = inverse ? -1.0f : 1.0f;
   ParallelRows(batch * seq, heads * head_dim, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(RotateRows)
-    (x, ld, begin, end, seq, heads, head_dim / 2, table->cosines.data(), table->sines.data(), sign,
-     dtype);
+    (x, ld, begin, end, seq, heads, half, table->cosines.data() + first_position * half,
+     table->sines.data() + first_position * half, sign, dtype);
   });
 }
 

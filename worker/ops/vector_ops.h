@@ -50,9 +50,9 @@ void SwiGluForward(const void* gate, const void* up, int64_t n, DType dtype, voi
 void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n, DType dtype,
                     void* d_gate, void* d_up, int threads);
 
-// Angles are computed in fp64 and their sines and cosines rounded to fp32.
+// Sines and cosines of the fp32 angles are computed in fp64 and rounded to fp32.
 void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
-          float theta, bool inverse, DType dtype, int threads);
+          const float* frequencies, int64_t first_position, bool inverse, DType dtype, int threads);
 
 void Add(const void* a, const void* b, int64_t n, DType dtype, void* y, int threads);
 
