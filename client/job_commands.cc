@@ -7,6 +7,7 @@
 #include "client/job_file.h"
 #include "client/jobs_client.h"
 #include "client/render.h"
+#include "client/resume.h"
 #include "client/watch.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
@@ -35,13 +36,18 @@ absl::StatusOr<int> WatchToEnd(const CommandContext& context, JobsClient* client
 struct SubmitOptions {
   std::string file;
   std::vector<std::string> overrides;
+  ResumeOptions resume;
   bool wait = false;
 };
 
 absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& options) {
-  ZS_ASSIGN_OR_RETURN(const v1::JobSpec spec, LoadJobFile(options.file, options.overrides));
+  ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJobFile(options.file, options.overrides));
+  for (const std::string& warning : job.warnings) {
+    *context.env->err << "zeroshard: note, " << warning << std::endl;
+  }
+  ZS_ASSIGN_OR_RETURN(const v1::SubmitRequest request, MakeRequest(job.spec, options.resume));
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
-  ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse response, client->Submit(spec));
+  ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse response, client->Submit(request));
   if (context.options.json()) {
     *context.env->out << ToJson(response).dump() << std::endl;
   } else {
@@ -58,9 +64,14 @@ absl::StatusOr<int> Watch(const CommandContext& context, const std::string& job)
   return WatchToEnd(context, client.get(), job);
 }
 
-absl::StatusOr<int> Cancel(const CommandContext& context, const std::string& job) {
+struct CancelOptions {
+  std::string job;
+  bool save = false;
+};
+
+absl::StatusOr<int> Cancel(const CommandContext& context, const CancelOptions& options) {
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
-  ZS_ASSIGN_OR_RETURN(const v1::JobStatus status, client->Cancel(job));
+  ZS_ASSIGN_OR_RETURN(const v1::JobStatus status, client->Cancel(options.job, options.save));
   if (context.options.json()) {
     *context.env->out << ToJson(status).dump() << "\n";
   } else {
@@ -87,6 +98,7 @@ void AddJobCommands(CLI::App* app, CommandContext* context) {
                    "Overrides a key: --set steps=20 --set optimizer.params.lr=1e-3")
       ->type_name("KEY.PATH=VALUE")
       ->allow_extra_args(false);
+  AddResumeOptions(submit, &submit_options->resume);
   submit->add_flag("--wait", submit_options->wait,
                    "Watches the job to its end; exit code 0 only if it completed");
 
@@ -97,11 +109,14 @@ void AddJobCommands(CLI::App* app, CommandContext* context) {
       ->add_option("job", *watch_job, "Name or run id")
       ->required();
 
-  const auto cancel_job = std::make_shared<std::string>();
-  AddCommand(app, context, "cancel", "Ends a job early",
-             [context, cancel_job] { return Cancel(*context, *cancel_job); })
-      ->add_option("job", *cancel_job, "Name or run id")
-      ->required();
+  const auto cancel_options = std::make_shared<CancelOptions>();
+  CLI::App* cancel =
+      AddCommand(app, context, "cancel", "Ends a job early",
+                 [context, cancel_options] { return Cancel(*context, *cancel_options); });
+  cancel->add_option("job", cancel_options->job, "Name or run id")->required();
+  cancel->add_flag("--save", cancel_options->save,
+                   "Lets it finish its step and write a checkpoint first; answers at once, the job "
+                   "ends when the checkpoint is complete");
 }
 
 }  // namespace zeroshard

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
+#include "common/hf/config.h"
 #include "common/spec/job_spec.h"
 #include "common/status_macros.h"
 
@@ -43,31 +44,71 @@ std::string Resolve(const fs::path& folder, const std::string& path) {
   return (folder / path).lexically_normal().string();
 }
 
+// The paths of a specification as it was read: those that are empty are wanted elsewhere.
+void ResolvePaths(const fs::path& folder, const std::string& checkpoint_base, v1::JobSpec* spec) {
+  for (auto* list : {spec->mutable_data()->mutable_train(), spec->mutable_eval()->mutable_data()}) {
+    for (std::string& path : *list) {
+      if (!path.empty()) path = Resolve(folder, path);
+    }
+  }
+  if (spec->eval().ByteSizeLong() == 0) spec->clear_eval();
+  std::string* tokenizer = spec->mutable_data()->mutable_tokenizer();
+  if (IsTokenizerPath(*tokenizer)) *tokenizer = Resolve(folder, *tokenizer);
+  std::string* model = spec->mutable_model()->mutable_init_from();
+  if (!model->empty()) *model = Resolve(folder, *model);
+  if (!spec->has_checkpoint() || spec->checkpoint().dir().empty()) return;
+  std::string* dir = spec->mutable_checkpoint()->mutable_dir();
+  if (!checkpoint_base.empty() && fs::path(*dir).is_relative()) {
+    *dir = Resolve(checkpoint_base, absl::StrCat(*dir, "/", spec->name()));
+  } else {
+    *dir = Resolve(folder, *dir);
+  }
+}
+
+// `set`: how the key is overridden.
+absl::Status CheckHere(absl::string_view key, absl::string_view set, const std::string& path) {
+  if (access(path.c_str(), R_OK) == 0) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(key, ": ",
+                                          absl::StrCat(ErrnoError(errno, "read", path).message()),
+                                          "; correct the path, or name another with --set ", set));
+}
+
 }  // namespace
 
-absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
-                                        const std::vector<std::string>& overrides) {
+absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path,
+                                      const std::vector<std::string>& overrides,
+                                      const std::string& checkpoint_base) {
   ZS_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   const std::string source = path == "-" ? "standard input" : path;
-  ZS_ASSIGN_OR_RETURN(v1::JobSpec spec, ParseJobSpec(text, source, overrides));
-  if (absl::Status status = NormaliseJobSpec(&spec); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat(source, ": ", status.message()));
-  }
+  LoadedJob job;
+  ZS_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(text, source, overrides));
   std::error_code error;
   const fs::path folder =
       path == "-" ? fs::current_path(error) : fs::absolute(path, error).parent_path();
   if (error) return absl::InternalError(absl::StrCat(source, ": ", error.message()));
-  for (std::string& train : *spec.mutable_data()->mutable_train()) train = Resolve(folder, train);
-  return spec;
+  ResolvePaths(folder, checkpoint_base, &job.spec);
+  const auto in_source = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(source, ": ", status.message()));
+  };
+  absl::StatusOr<std::vector<std::string>> warnings = ResolveInitFrom(&job.spec);
+  if (!warnings.ok()) return in_source(warnings.status());
+  job.warnings = *std::move(warnings);
+  if (absl::Status status = NormaliseJobSpec(&job.spec); !status.ok()) return in_source(status);
+  return job;
 }
 
-absl::Status CheckDataHere(const v1::JobSpec& spec) {
+absl::Status CheckFilesHere(const v1::JobSpec& spec) {
   for (int i = 0; i < spec.data().train_size(); ++i) {
-    const std::string& path = spec.data().train(i);
-    if (access(path.c_str(), R_OK) == 0) continue;
-    return absl::NotFoundError(absl::StrCat(
-        "data.train.", i, ": ", absl::StrCat(ErrnoError(errno, "read", path).message()),
-        "; correct the path, or name another with --set data.train=[PATH]"));
+    ZS_RETURN_IF_ERROR(
+        CheckHere(absl::StrCat("data.train.", i), "data.train=[PATH]", spec.data().train(i)));
+  }
+  for (int i = 0; i < spec.eval().data_size(); ++i) {
+    ZS_RETURN_IF_ERROR(
+        CheckHere(absl::StrCat("eval.data.", i), "eval.data=[PATH]", spec.eval().data(i)));
+  }
+  const std::string& tokenizer = spec.data().tokenizer();
+  if (IsTokenizerPath(tokenizer)) {
+    ZS_RETURN_IF_ERROR(CheckHere("data.tokenizer", "data.tokenizer=PATH", tokenizer));
   }
   return absl::OkStatus();
 }

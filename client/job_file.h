@@ -10,14 +10,22 @@
 
 namespace zeroshard {
 
-// Reads, overrides, fills in and checks. `path` "-" reads standard input. Relative data paths
-// become absolute: they are relative to the job file's folder (standard input: to
-// the current one), because workers run elsewhere. NOT_FOUND, INVALID_ARGUMENT and
-// RESOURCE_EXHAUSTED name file, line and key.
-absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
-                                        const std::vector<std::string>& overrides);
+struct LoadedJob {
+  v1::JobSpec spec;
+  std::vector<std::string> warnings;  // a line each
+};
 
-// NOT_FOUND names the first of data.train that this machine does not have or cannot read.
-absl::Status CheckDataHere(const v1::JobSpec& spec);
+// Reads, overrides, fills in (also from model.init_from's config.json) and checks. `path` "-" reads
+// standard input. Relative paths become absolute, because workers run elsewhere: they are relative
+// to the job file's folder (standard input: to the current one), checkpoint.dir to
+// `checkpoint_base` where that is given, in a folder of the job's name. NOT_FOUND, INVALID_ARGUMENT
+// and RESOURCE_EXHAUSTED name file, line and key.
+absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path,
+                                      const std::vector<std::string>& overrides,
+                                      const std::string& checkpoint_base = "");
+
+// NOT_FOUND names the first path of the job's data, tokenizer or model that this machine does not
+// have or cannot read.
+absl::Status CheckFilesHere(const v1::JobSpec& spec);
 
 }  // namespace zeroshard

@@ -76,9 +76,7 @@ absl::StatusOr<Response> JobsClient::Unary(const Call& call) {
   return response;
 }
 
-absl::StatusOr<v1::SubmitResponse> JobsClient::Submit(const v1::JobSpec& spec) {
-  v1::SubmitRequest request;
-  *request.mutable_spec() = spec;
+absl::StatusOr<v1::SubmitResponse> JobsClient::Submit(const v1::SubmitRequest& request) {
   return Unary<v1::SubmitResponse>([&](grpc::ClientContext* context, v1::SubmitResponse* response) {
     return jobs_->Submit(context, request, response);
   });
@@ -98,9 +96,10 @@ absl::StatusOr<v1::JobStatus> JobsClient::Get(const std::string& job) {
   });
 }
 
-absl::StatusOr<v1::JobStatus> JobsClient::Cancel(const std::string& job) {
+absl::StatusOr<v1::JobStatus> JobsClient::Cancel(const std::string& job, bool save) {
   v1::CancelRequest request;
   request.set_job(job);
+  request.set_save(save);
   return Unary<v1::JobStatus>([&](grpc::ClientContext* context, v1::JobStatus* response) {
     return jobs_->Cancel(context, request, response);
   });

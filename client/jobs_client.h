@@ -26,10 +26,10 @@ class JobsClient {
   static absl::StatusOr<std::unique_ptr<JobsClient>> Create(const std::string& address,
                                                             absl::Duration timeout);
 
-  absl::StatusOr<v1::SubmitResponse> Submit(const v1::JobSpec& spec);
+  absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request);
   absl::StatusOr<v1::ListResponse> List();
   absl::StatusOr<v1::JobStatus> Get(const std::string& job);
-  absl::StatusOr<v1::JobStatus> Cancel(const std::string& job);
+  absl::StatusOr<v1::JobStatus> Cancel(const std::string& job, bool save = false);
   absl::StatusOr<v1::NodesResponse> Nodes();
   absl::StatusOr<v1::VersionResponse> Version();
   absl::Status ReportExit(const v1::ReportExitRequest& request);

@@ -14,6 +14,7 @@
 #include "client/job_file.h"
 #include "client/local_cluster.h"
 #include "client/render.h"
+#include "client/resume.h"
 #include "client/watch.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
@@ -41,6 +42,7 @@ struct LocalOptions {
   int threads = 0;  // 0: the cores divided by the workers
   std::string workdir = "zeroshard-local";
   std::string bin_dir;
+  ResumeOptions resume;
   int metrics_base_port = 0;
 };
 
@@ -72,11 +74,15 @@ class LocalRun {
   absl::StatusOr<int> Run();
 
  private:
-  absl::StatusOr<v1::JobSpec> LoadJob();
+  absl::StatusOr<LoadedJob> LoadJob();
   absl::StatusOr<int> RunCluster(const v1::JobSpec& spec, LocalCluster* cluster);
   // Jobs of an earlier run that was killed would take the workers away from this one.
   absl::Status CancelLeftovers(JobsClient* client);
-  absl::StatusOr<int> RunJob(const v1::JobSpec& spec, JobsClient* client, LocalCluster* cluster);
+  absl::StatusOr<int> RunJob(const v1::SubmitRequest& request, JobsClient* client,
+                             LocalCluster* cluster);
+  // Asked to stop: lets the job write a checkpoint where it can, until it ended or a second signal.
+  void EndJob(const v1::JobSpec& spec, const std::string& run_id, JobsClient* client,
+              LocalCluster* cluster, const std::atomic<bool>& ended);
   int Summarise(const v1::JobStatus& status, const LocalCluster& cluster);
   absl::Status Pause(absl::Duration duration);
   void Notice(const std::string& text);
@@ -105,15 +111,19 @@ absl::Status LocalRun::Pause(absl::Duration duration) {
   return absl::CancelledError(absl::StrCat("stopped by ", strsignal(signalled_)));
 }
 
-absl::StatusOr<v1::JobSpec> LocalRun::LoadJob() {
+absl::StatusOr<LoadedJob> LocalRun::LoadJob() {
   std::vector<std::string> overrides;
   if (options_.workers > 0) {
     overrides.push_back(absl::StrCat("resources.workers=", options_.workers));
     overrides.push_back("resources.min_workers=0");  // as many; a --set may still change the number
   }
   overrides.insert(overrides.end(), options_.overrides.begin(), options_.overrides.end());
-  ZS_ASSIGN_OR_RETURN(v1::JobSpec spec, LoadJobFile(options_.file, overrides));
-  ZS_RETURN_IF_ERROR(CheckDataHere(spec));
+  std::error_code error;
+  const std::string base = fs::absolute(options_.workdir, error).string();
+  if (error) return absl::InternalError(absl::StrCat(options_.workdir, ": ", error.message()));
+  ZS_ASSIGN_OR_RETURN(LoadedJob job, LoadJobFile(options_.file, overrides, base));
+  const v1::JobSpec& spec = job.spec;
+  ZS_RETURN_IF_ERROR(CheckFilesHere(spec));
   const int wanted = static_cast<int>(spec.resources().workers());
   workers_ = options_.workers > 0 ? options_.workers : wanted;
   if (wanted > workers_) {
@@ -131,11 +141,15 @@ absl::StatusOr<v1::JobSpec> LocalRun::LoadJob() {
                                                    options_.metrics_base_port, ", wanted at most ",
                                                    65536 - daemons, " for ", daemons, " daemons"));
   }
-  return spec;
+  return job;
 }
 
 absl::StatusOr<int> LocalRun::Run() {
-  ZS_ASSIGN_OR_RETURN(const v1::JobSpec spec, LoadJob());
+  ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJob());
+  const v1::JobSpec& spec = job.spec;
+  for (const std::string& warning : job.warnings) {
+    *context_.env->err << "zeroshard: note, " << warning << std::endl;
+  }
   ZS_RETURN_IF_ERROR(MakeFolders(options_.workdir));
   workdir_ = fs::canonical(options_.workdir).string();
   ZS_ASSIGN_OR_RETURN(const auto lock, FolderLock::Take(workdir_));
@@ -178,7 +192,10 @@ absl::StatusOr<int> LocalRun::RunCluster(const v1::JobSpec& spec, LocalCluster* 
   }
   Notice(absl::StrCat("coordinator at ", cluster->coordinator_address(),
                       "; metrics: ", absl::StrJoin(metrics, ", ")));
-  return RunJob(spec, client.get(), cluster);
+  ZS_ASSIGN_OR_RETURN(
+      const v1::SubmitRequest request,
+      MakeLocalRequest(spec, options_.resume, [this](const std::string& text) { Notice(text); }));
+  return RunJob(request, client.get(), cluster);
 }
 
 absl::Status LocalRun::CancelLeftovers(JobsClient* client) {
@@ -191,9 +208,23 @@ absl::Status LocalRun::CancelLeftovers(JobsClient* client) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> LocalRun::RunJob(const v1::JobSpec& spec, JobsClient* client,
+void LocalRun::EndJob(const v1::JobSpec& spec, const std::string& run_id, JobsClient* client,
+                      LocalCluster* cluster, const std::atomic<bool>& ended) {
+  if (spec.has_checkpoint() && client->Cancel(run_id, /*save=*/true).ok()) {
+    Notice("writing a checkpoint before the job ends; a second signal ends it at once");
+    while (!ended && signal_.Wait(kSuperviseInterval) == 0) {
+      // Whoever dies now is not waited for.
+      if (!cluster->Supervise().ok()) break;
+    }
+  }
+  if (ended) return;
+  // Best effort: the workers end anyway.
+  const absl::Status ignored = client->Cancel(run_id).status();
+}
+
+absl::StatusOr<int> LocalRun::RunJob(const v1::SubmitRequest& request, JobsClient* client,
                                      LocalCluster* cluster) {
-  ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse submitted, client->Submit(spec));
+  ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse submitted, client->Submit(request));
   StopToken stop;
   std::atomic<bool> ended{false};
   absl::StatusOr<v1::JobStatus> followed = absl::CancelledError("not followed");
@@ -208,11 +239,10 @@ absl::StatusOr<int> LocalRun::RunJob(const v1::JobSpec& spec, JobsClient* client
     if (supervised.ok()) supervised = cluster->Supervise();
   }
   if (!supervised.ok()) {
-    stop.Stop();
     if (signalled_ != 0) {
-      // Best effort: the workers end anyway.
-      const absl::Status ignored = client->Cancel(submitted.run_id()).status();
+      EndJob(request.spec(), submitted.run_id(), client, cluster, ended);
     }
+    stop.Stop();
   }
   watcher.join();
   ZS_RETURN_IF_ERROR(supervised);
@@ -279,6 +309,10 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
       ->add_option("--bin-dir", options->bin_dir,
                    "Where the daemons are, if not beside this program")
       ->type_name("DIR");
+  AddResumeOptions(local, &options->resume);
+  local->add_flag("--fresh", options->resume.fresh,
+                  "Starts anew where the work folder holds checkpoints of the job: they are moved "
+                  "aside. Without it the job goes on from the newest");
   local
       ->add_option("--metrics-base-port", options->metrics_base_port,
                    "Metrics ports in a row from this one: coordinator, workers, stores")

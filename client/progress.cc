@@ -1,5 +1,7 @@
 #include "client/progress.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/render.h"
@@ -9,6 +11,21 @@ namespace {
 
 constexpr size_t kRecentSteps = 20;
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
+
+// What a model says may hold anything: nothing that moves the terminal's cursor.
+std::string Printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text) {
+    if (c == '\n') {
+      shown += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      shown += '?';
+    } else {
+      shown += c;
+    }
+  }
+  return shown;
+}
 
 }  // namespace
 
@@ -39,9 +56,10 @@ double ProgressMeter::SecondsPerStep() const {
 }
 
 std::string FormatProgress(const v1::JobStatus& status, const v1::StepRecord& last,
-                           const ProgressMeter& meter) {
+                           std::optional<double> eval, const ProgressMeter& meter) {
   std::string text = absl::StrCat("step ", last.step(), "/", status.steps());
   absl::StrAppendFormat(&text, "  loss %.4f", last.loss());
+  if (eval) absl::StrAppendFormat(&text, "  eval %.4f", *eval);
   absl::StrAppend(&text, "  ", FormatCount(meter.RecentTokensPerSecond()), " tokens/s");
   if (last.step() < status.steps()) {
     absl::StrAppend(
@@ -64,20 +82,40 @@ void ProgressView::Update(const v1::WatchUpdate& update) {
   if (away_) console_->Print("the coordinator answers again");
   away_ = false;
   const v1::JobStatus& status = update.status();
-  const bool ended = HasEnded(status.state());
-  if (!ended) ShowState(status);
-  if (!update.records().empty()) last_ = *update.records().rbegin();
-  if (last_.step() != 0) {
-    console_->Live(FormatProgress(status, last_, *meter_));
-    const absl::Duration now = clock_->Now();
-    const bool due = !printed_any_ || now - printed_at_ >= kPlainInterval || ended;
-    if (!console_->terminal() && due && last_.step() != printed_step_) {
-      console_->Print(FormatProgress(status, last_, *meter_));
-      printed_any_ = true;
-      printed_at_ = now;
-      printed_step_ = last_.step();
+  if (!HasEnded(status.state())) ShowState(status);
+  for (const v1::StepRecord& record : update.records()) {
+    last_ = record;
+    if (record.has_eval_loss()) eval_ = record.eval_loss();
+  }
+  if (last_.step() != 0) ShowSteps(status);
+  ShowEvents(status);
+  for (const v1::SampleRecord& sample : update.samples()) {
+    console_->Print(
+        absl::StrCat("step ", sample.step(), ": ", Printable(sample.prompt() + sample.text())));
+  }
+}
+
+// What happened without a change of state: checkpoints. Those of before this view are not news.
+void ProgressView::ShowEvents(const v1::JobStatus& status) {
+  const int count = status.events_size();
+  for (int i = events_seen_ < 0 ? count : std::max(1, events_seen_); i < count; ++i) {
+    if (status.events(i).state() == status.events(i - 1).state()) {
+      console_->Print(status.events(i).reason());
     }
   }
+  events_seen_ = std::max(events_seen_, count);
+}
+
+void ProgressView::ShowSteps(const v1::JobStatus& status) {
+  const std::string line = FormatProgress(status, last_, eval_, *meter_);
+  console_->Live(line);
+  const absl::Duration now = clock_->Now();
+  const bool due = !printed_any_ || now - printed_at_ >= kPlainInterval || HasEnded(status.state());
+  if (console_->terminal() || !due || last_.step() == printed_step_) return;
+  console_->Print(line);
+  printed_any_ = true;
+  printed_at_ = now;
+  printed_step_ = last_.step();
 }
 
 void ProgressView::Away(const std::string& reason) {

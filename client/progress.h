@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 
 #include "client/console.h"
@@ -30,9 +31,10 @@ class ProgressMeter {
   double seconds_ = 0;
 };
 
-// "step 120/300  loss 3.1415  41,234 tokens/s  12 s left".
+// "step 120/300  loss 3.1415  eval 3.2011  41,234 tokens/s  12 s left"; `eval`: the newest loss of
+// the validation set, if there was any.
 std::string FormatProgress(const v1::JobStatus& status, const v1::StepRecord& last,
-                           const ProgressMeter& meter);
+                           std::optional<double> eval, const ProgressMeter& meter);
 
 // Shows a job's updates until it ends: changes of state as lines that stay; steps as a live line on
 // a terminal, and elsewhere as a line every five seconds and one at the end. Not thread-safe.
@@ -48,12 +50,16 @@ class ProgressView {
 
  private:
   void ShowState(const v1::JobStatus& status);
+  void ShowSteps(const v1::JobStatus& status);
+  void ShowEvents(const v1::JobStatus& status);
 
   Console* const console_;
   const Clock* const clock_;
   const ProgressMeter* const meter_;
   v1::StepRecord last_;
+  std::optional<double> eval_;
   std::string shown_state_;
+  int events_seen_ = -1;  // -1: none yet, not even the first update's
   bool away_ = false;
   bool printed_any_ = false;
   uint64_t printed_step_ = 0;

@@ -144,6 +144,16 @@ std::string FormatStatus(const v1::JobStatus& status) {
                                             status.first().loss(), status.first().step(),
                                             status.last().loss(), status.last().step())});
   }
+  if (status.last().has_eval_loss()) {
+    rows.push_back({"eval loss", absl::StrFormat("%.4f at step %d", status.last().eval_loss(),
+                                                 status.last().step())});
+  }
+  if (status.has_resume()) {
+    rows.push_back({"went on from",
+                    absl::StrCat(status.resume().checkpoint(),
+                                 status.resume().weights_only() ? " (its weights alone)" : "")});
+  }
+  if (status.has_checkpoint()) rows.push_back({"checkpoint", status.checkpoint().path()});
   rows.push_back({"workers", absl::StrCat(status.workers(), ", ZeRO stage ", status.stage(),
                                           ", generation ", status.generation())});
   rows.push_back({"submitted", WhenOf(status.submitted_unix_ms())});

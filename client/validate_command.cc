@@ -21,7 +21,11 @@ struct ValidateOptions {
 };
 
 absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOptions& options) {
-  ZS_ASSIGN_OR_RETURN(const v1::JobSpec spec, LoadJobFile(options.file, options.overrides));
+  ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJobFile(options.file, options.overrides));
+  const v1::JobSpec& spec = job.spec;
+  for (const std::string& warning : job.warnings) {
+    *context.env->err << "zeroshard: note, " << warning << "\n";
+  }
   ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(spec.model()));
   const uint64_t steps_tokens = spec.train_batch_size() * spec.model().sequence_length();
   if (context.options.json()) {
@@ -37,7 +41,7 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
                       << FormatJobSpec(spec);
   }
   // The workers may run where the data is.
-  if (absl::Status status = CheckDataHere(spec); !status.ok()) {
+  if (absl::Status status = CheckFilesHere(spec); !status.ok()) {
     *context.env->err << "zeroshard: note, on this machine " << status.message() << "\n";
   }
   return kExitOk;

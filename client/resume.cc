@@ -1,0 +1,94 @@
+#include "client/resume.h"
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/reader.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Notice = std::function<void(const std::string&)>;
+
+absl::Status MoveAside(const std::string& dir, const Notice& notice) {
+  std::error_code error;
+  if (!fs::exists(dir, error)) return absl::OkStatus();
+  int n = 1;
+  while (fs::exists(absl::StrCat(dir, ".old-", n), error)) ++n;
+  const std::string aside = absl::StrCat(dir, ".old-", n);
+  fs::rename(dir, aside, error);
+  if (error) {
+    return absl::InternalError(
+        absl::StrCat("cannot move ", dir, " to ", aside, ": ", error.message()));
+  }
+  notice(absl::StrCat("the checkpoints of earlier runs are now in ", aside));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddResumeOptions(CLI::App* command, ResumeOptions* options) {
+  command
+      ->add_option("--resume-from", options->from,
+                   "Goes on from a checkpoint: its folder, a folder of checkpoints, or latest, the "
+                   "newest of checkpoint.dir")
+      ->type_name("DIR|latest");
+  command->add_flag(
+      "--weights-only", options->weights_only,
+      "Takes only the weights of --resume-from: steps, data and optimizer start anew");
+}
+
+absl::StatusOr<v1::SubmitRequest> MakeRequest(const v1::JobSpec& spec,
+                                              const ResumeOptions& options) {
+  v1::SubmitRequest request;
+  *request.mutable_spec() = spec;
+  if (options.from.empty()) {
+    if (!options.weights_only) return request;
+    return absl::InvalidArgumentError(
+        "--weights-only says how much to take from a checkpoint; name it with --resume-from DIR");
+  }
+  std::error_code error;
+  request.set_resume_from(options.from == "latest"
+                              ? options.from
+                              : fs::absolute(options.from, error).lexically_normal().string());
+  if (error) return absl::InternalError(absl::StrCat(options.from, ": ", error.message()));
+  request.set_weights_only(options.weights_only);
+  return request;
+}
+
+absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(const v1::JobSpec& spec,
+                                                   const ResumeOptions& options,
+                                                   const Notice& notice) {
+  ZS_ASSIGN_OR_RETURN(v1::SubmitRequest request, MakeRequest(spec, options));
+  if (!spec.has_checkpoint()) return request;
+  const std::string& dir = spec.checkpoint().dir();
+  if (options.fresh) {
+    ZS_RETURN_IF_ERROR(MoveAside(dir, notice));
+    return request;
+  }
+  std::error_code error;
+  if (!options.from.empty() || !fs::exists(dir, error)) return request;
+  const absl::StatusOr<FoundCheckpoint> found = FindCheckpoint(dir);
+  if (absl::IsNotFound(found.status())) {
+    notice(absl::StrCat("starting anew: ", found.status().message()));
+    return request;
+  }
+  ZS_RETURN_IF_ERROR(found.status());
+  // Another job's, in a folder that both name, is the owner's to refuse.
+  if (found->manifest.job != spec.name()) return request;
+  if (found->manifest.step >= spec.steps()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", spec.name(), " is at step ", found->manifest.step, " of ", spec.steps(), " in ",
+        dir,
+        ", so there is nothing left to train; train on with --set steps=N, anew with --fresh, or "
+        "elsewhere with --workdir DIR"));
+  }
+  request.set_resume_from("latest");
+  notice(absl::StrCat("going on from ", found->path, "; --fresh starts anew"));
+  return request;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,33 @@
+// What a job goes on from, as the user says it or as the folder of an earlier run has it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "zeroshard/v1/jobs.pb.h"
+
+namespace zeroshard {
+
+struct ResumeOptions {
+  std::string from;  // a folder, or latest; empty: not asked for
+  bool weights_only = false;
+  bool fresh = false;  // zeroshard local: earlier checkpoints are moved aside
+};
+
+// --resume-from and --weights-only.
+void AddResumeOptions(CLI::App* command, ResumeOptions* options);
+
+// The request to train `spec`, the folder made absolute. INVALID_ARGUMENT: --weights-only alone.
+absl::StatusOr<v1::SubmitRequest> MakeRequest(const v1::JobSpec& spec,
+                                              const ResumeOptions& options);
+
+// The same for zeroshard local, which sees the checkpoint folder: where it holds complete
+// checkpoints of the job, the job goes on from the newest. FAILED_PRECONDITION: that one is at the
+// job's last step. `notice` is told what was found.
+absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(
+    const v1::JobSpec& spec, const ResumeOptions& options,
+    const std::function<void(const std::string&)>& notice);
+
+}  // namespace zeroshard
