@@ -7,6 +7,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -14,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "common/files.h"
 #include "common/plan/nearest.h"
+#include "common/safetensors/float_types.h"
 #include "common/safetensors/safetensors.h"
 
 namespace zeroshard {
@@ -69,18 +71,12 @@ absl::StatusOr<std::vector<float>> SafetensorsFile::ReadFloats(const std::string
   if (!tensor.ok()) return tensor.status();
   const absl::string_view bytes = Bytes(**tensor);
   std::vector<float> values(static_cast<size_t>((*tensor)->elements()));
-  if ((*tensor)->dtype == "F32") {
-    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  } else if ((*tensor)->dtype == "BF16") {
-    for (size_t i = 0; i < values.size(); ++i) {
-      uint16_t upper = 0;
-      std::memcpy(&upper, bytes.data() + 2 * i, sizeof(upper));
-      values[i] = std::bit_cast<float>(static_cast<uint32_t>(upper) << 16);
-    }
-  } else {
+  const std::optional<FloatType> type = FloatTypeOf((*tensor)->dtype);
+  if (!type) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor \"", name, "\" is of type ",
-                                                   (*tensor)->dtype, "; wanted F32 or BF16"));
+                                                   (*tensor)->dtype, "; wanted F32, F16 or BF16"));
   }
+  ToFloats(*type, bytes.data(), (*tensor)->elements(), values.data());
   return values;
 }
 
@@ -96,5 +92,7 @@ absl::StatusOr<std::vector<int32_t>> SafetensorsFile::ReadInts(const std::string
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
+
+void SafetensorsFile::DropPages() const { madvise(const_cast<char*>(data_), size_, MADV_DONTNEED); }
 
 }  // namespace zeroshard

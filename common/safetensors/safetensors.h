@@ -1,4 +1,5 @@
-// Files of named tensors in the safetensors format: a strict reader and a writer.
+// Files of named tensors in the safetensors format: a strict reader and a writer, both by streams:
+// neither holds more than the header in memory.
 //
 // The format, little endian:
 //   bytes 0-7        n, the length of the header, an unsigned 64-bit number
@@ -64,9 +65,12 @@ class SafetensorsFile {
   absl::string_view Bytes(const SafetensorsEntry& tensor) const;
 
   // A copy of one tensor's values. INVALID_ARGUMENT where its type is another: floats are read from
-  // F32 and BF16, integers from I32.
+  // F32, F16 and BF16 (exactly), integers from I32.
   absl::StatusOr<std::vector<float>> ReadFloats(const std::string& name) const;
   absl::StatusOr<std::vector<int32_t>> ReadInts(const std::string& name) const;
+
+  // Lets what was read leave resident memory (not the page cache); reading again works as before.
+  void DropPages() const;
 
  private:
   SafetensorsFile(std::string path, const char* data, size_t size, SafetensorsHeader header);
@@ -77,17 +81,54 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-struct SafetensorsTensor {
+struct SafetensorsLayout {
   std::string name;
   DType dtype = DType::kF32;  // written as F32, BF16, I32 or U8
+  std::vector<int64_t> shape;
+};
+
+// Writes a file whose data comes piece by piece, in constant memory. One thread at a time.
+class SafetensorsWriter {
+ public:
+  // Writes the header, with the tensors in the order given and the data starting at a multiple of
+  // 64 bytes, into a file beside `path`. The metadata always holds "format": "pt".
+  // INVALID_ARGUMENT for a name used twice, reserved or no UTF-8, or a negative extent; else what
+  // the file system says, with the path.
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
+      const std::string& path, const std::vector<SafetensorsLayout>& tensors,
+      std::map<std::string, std::string> metadata = {});
+  // Removes what is not finished.
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  // The next bytes of the data: tensor after tensor, pieces of any size. FAILED_PRECONDITION beyond
+  // the last tensor's end.
+  absl::Status Append(const void* data, uint64_t bytes);
+  // Syncs the file, renames it to `path` and syncs the folder. FAILED_PRECONDITION while bytes are
+  // missing.
+  absl::Status Finish();
+
+  uint64_t data_bytes() const { return data_bytes_; }  // of all tensors
+
+ private:
+  SafetensorsWriter(std::string path, std::string temporary, int fd, uint64_t data_bytes);
+
+  const std::string path_;
+  const std::string temporary_;
+  int fd_;
+  const uint64_t data_bytes_;
+  uint64_t written_ = 0;
+};
+
+struct SafetensorsTensor {
+  std::string name;
+  DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   const void* data = nullptr;  // dense; borrowed
 };
 
-// Writes the tensors in the order given, the data starting at a multiple of 64 bytes, beside
-// `path`, synced and renamed over it. The metadata always holds "format": "pt". INVALID_ARGUMENT
-// for a name used twice or reserved, or a negative extent; else what the file system says, with the
-// path.
+// The same for tensors that lie in memory.
 absl::Status WriteSafetensors(const std::string& path,
                               const std::vector<SafetensorsTensor>& tensors,
                               std::map<std::string, std::string> metadata = {});
