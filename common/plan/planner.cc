@@ -155,6 +155,21 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
   return RankPlanner(model, policy, rank).Plan();
 }
 
+TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
+                            int64_t micro_batches) {
+  TrafficTable table{};
+  const uint64_t peers = static_cast<uint64_t>(policy.options.world - 1);
+  const uint64_t rounds = static_cast<uint64_t>(CeilDiv(micro_batches, policy.options.world));
+  for (const UnitUse& use : policy.eval_uses) {
+    if (!use.gather) continue;
+    const ShardLayout& layout = policy.layouts[static_cast<size_t>(use.unit)];
+    table[kAllGather][kForward] += rounds * static_cast<uint64_t>(layout.shard) * peers *
+                                   static_cast<uint64_t>(SizeOf(policy.options.dtype));
+  }
+  table[kAllGather][kForward] += rounds * static_cast<uint64_t>(kStatsRoundBytes) * peers;
+  return table;
+}
+
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return model.status();

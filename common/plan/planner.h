@@ -33,6 +33,12 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
 // parameters and gradients and 12 bytes of optimizer state a parameter on one of `ranks` ranks.
 double ModelStateBytes(double parameters, int ranks, int stage);
 
+// Bytes that a rank sends while the loss of `micro_batches` micro-batches is measured without
+// training on them. Beside this, `step` holds for every step after which nothing is evaluated,
+// sampled or saved.
+TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
+                            int64_t micro_batches);
+
 // What each rank contributes to the exchange that ends a step: a fixed part and one entry a round.
 constexpr int64_t kStatsFixedBytes = 64;
 constexpr int64_t kStatsRoundBytes = 16;

@@ -34,13 +34,13 @@ namespace {
 
 // The order in which a micro-batch needs parameters. The head's forward and backward are one use;
 // the embedding's backward needs none.
-std::vector<UnitUse> ExecutionOrder(int units, bool tied) {
+std::vector<UnitUse> ExecutionOrder(int units, bool tied, bool backward) {
   std::vector<UnitUse> uses;
   const int head = units - 1;
   for (int u = 0; u < head; ++u) uses.push_back({.unit = u});
   if (tied) uses.push_back({.unit = 0});
   uses.push_back({.unit = head});
-  for (int u = head - 1; u > 0; --u) uses.push_back({.unit = u, .backward = true});
+  for (int u = head - 1; u > 0 && backward; --u) uses.push_back({.unit = u, .backward = true});
   return uses;
 }
 
@@ -101,8 +101,10 @@ ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
   p.row_slots = std::min(tokens, model.config.vocab);
   p.sparse_rows = p.gradient_mode != GradientMode::kFullAccumulate &&
                   options.world * p.row_slots <= model.config.vocab;
-  p.uses = ExecutionOrder(static_cast<int>(model.units.size()), p.tied);
+  p.uses = ExecutionOrder(static_cast<int>(model.units.size()), p.tied, true);
   PlanGathers(p, &p.uses);
+  p.eval_uses = ExecutionOrder(static_cast<int>(model.units.size()), p.tied, false);
+  PlanGathers(p, &p.eval_uses);
   return p;
 }
 

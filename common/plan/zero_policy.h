@@ -62,6 +62,7 @@ struct ZeroPolicy {
   std::vector<bool> trained;            // by unit: any tensor is trainable
   bool table_trained = true;            // the token table is
   std::vector<UnitUse> uses;            // of one micro-batch
+  std::vector<UnitUse> eval_uses;       // of one micro-batch that only measures its loss
   // The token table's gradient travels as `row_slots` rows a rank and micro-batch, all-gathered
   // (true), or as a dense contribution that is reduced like any other (false). The same bits either
   // way: a fold starts at +0, so adding zeros changes nothing.

@@ -19,6 +19,7 @@ ModelConfig Gpt2Small() {
   c.sequence = 128;
   c.vocab = 50257;
   c.tied = true;
+  c.qkv_bias = c.proj_bias = c.mlp_bias = true;
   return c;
 }
 
@@ -92,6 +93,30 @@ TEST(ActivationTableTest, CheckpointingKeepsTheInputAloneAndMovesTheRest) {
     EXPECT_EQ(saved.kept_bytes + saved.scratch_bytes, plain.kept_bytes + plain.scratch_bytes);
     for (const ActivationInfo& entry : plain.kept) {
       EXPECT_TRUE(entry.name == "input" || saved.FindScratch(entry.name) != nullptr) << entry.name;
+    }
+  }
+}
+
+TEST(ActivationTableTest, HeadsWiderThanTheHiddenSizeHaveTheirOwnWidth) {
+  ModelConfig config = LlamaOdd();
+  config.head_dim = 32;  // 6 x 32 = 192 against a hidden size of 48
+  config.qkv_bias = true;
+  const ActivationTable table =
+      MakeActivationTable(config, UnitKind::kBlock, 2, DType::kF32, false);
+  EXPECT_EQ(table.FindKept("attn.qkv")->elements, 2 * 7 * (6 + 2 * 2) * 32);
+  EXPECT_EQ(table.FindKept("attn.out")->elements, 2 * 7 * 6 * 32);
+  EXPECT_EQ(table.FindKept("residual")->elements, 2 * 7 * 48);
+  EXPECT_EQ(table.FindScratch("attn.qkv.bias")->elements, (6 + 2 * 2) * 32);
+  EXPECT_EQ(table.FindScratch("wide")->elements, 2 * 7 * std::max(100, (6 + 2 * 2) * 32));
+}
+
+TEST(ActivationTableTest, DropoutAddsNoByte) {
+  for (ModelConfig config : {Gpt2Small(), LlamaOdd()}) {
+    for (bool checkpointing : {false, true}) {
+      const int64_t without = ActivationBytes(config, 3, DType::kBF16, checkpointing);
+      ModelConfig dropped = config;
+      dropped.embd_pdrop = dropped.attn_pdrop = dropped.resid_pdrop = 0.1f;
+      EXPECT_EQ(ActivationBytes(dropped, 3, DType::kBF16, checkpointing), without);
     }
   }
 }
