@@ -16,22 +16,41 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The two hashes of a block are chains of dependent multiplications. Several blocks side by side
+// keep the processor busy: about three times as fast as one after the other.
+constexpr size_t kBlock = 64, kSide = 4;
+
+template <size_t kBlocks>
+void AddBlocks(uint64_t unit, uint64_t element, const float* values, size_t length,
+               WeightDigest* digest) {
+  uint64_t a[kBlocks], b[kBlocks];
+  for (size_t k = 0; k < kBlocks; ++k) {
+    a[k] = Mix(Mix(unit) ^ (element + k * kBlock));
+    b[k] = Mix(~a[k]);
+  }
+  for (size_t i = 0; i < length; ++i) {
+    for (size_t k = 0; k < kBlocks; ++k) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &values[k * kBlock + i], sizeof(bits));
+      a[k] = Mix(a[k] ^ bits);
+      b[k] = Mix(b[k] + bits);
+    }
+  }
+  for (size_t k = 0; k < kBlocks; ++k) {
+    digest->low += a[k];
+    digest->high += b[k];
+  }
+}
+
 }  // namespace
 
 void WeightDigest::Add(uint64_t unit, uint64_t element, absl::Span<const float> values) {
-  for (size_t at = 0; at < values.size(); at += 64) {
-    const size_t end = std::min(values.size(), at + 64);
-    uint64_t a = Mix(Mix(unit) ^ (element + at));
-    uint64_t b = Mix(~a);
-    for (size_t i = at; i < end; ++i) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, &values[i], sizeof(bits));
-      a = Mix(a ^ bits);
-      b = Mix(b + bits);
-    }
-    low += a;
-    high += b;
-  }
+  size_t at = 0;
+  for (; at + kSide * kBlock <= values.size(); at += kSide * kBlock)
+    AddBlocks<kSide>(unit, element + at, values.data() + at, kBlock, this);
+  for (; at < values.size(); at += kBlock)
+    AddBlocks<1>(unit, element + at, values.data() + at, std::min(kBlock, values.size() - at),
+                 this);
 }
 
 void WeightDigest::Combine(const WeightDigest& other) {

@@ -10,6 +10,7 @@
 #include "common/plan/nearest.h"
 #include "common/status_macros.h"
 #include "worker/zero/digest.h"
+#include "worker/zero/fill.h"
 
 namespace zeroshard {
 namespace {
@@ -32,7 +33,7 @@ class Waiting {
 }  // namespace
 
 ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm)
-    : policy_(*policy), ops_(ops), comm_(comm) {}
+    : policy_(*policy), ops_(ops), comm_(comm), uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
   // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
@@ -41,14 +42,14 @@ ZeroEngine::~ZeroEngine() {
   rows_.reset();
 }
 
-absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable* model,
-                                                               const ZeroPolicy* policy,
-                                                               uint64_t seed, Device* device,
-                                                               Ops* ops, Communicator* comm,
-                                                               const std::atomic<bool>* stop) {
+absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
+    const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
+    Communicator* comm, const std::atomic<bool>* stop, const ParameterSource* weights) {
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm));
-  ZS_ASSIGN_OR_RETURN(engine->units_,
-                      MakeUnitStates(*model, *policy, comm->rank(), seed, device, ops, stop));
+  ZS_ASSIGN_OR_RETURN(engine->units_, MakeUnitStates(*model, *policy, comm->rank(), device));
+  const FreshWeights fresh(seed);
+  ZS_RETURN_IF_ERROR(
+      FillParameters(weights == nullptr ? fresh : *weights, &engine->units_, ops, stop));
   engine->reducer_ = std::make_unique<GradientReducer>(policy, &engine->units_, comm, device, ops);
   engine->gather_ = std::make_unique<ParameterGather>(policy, &engine->units_, comm, device, ops);
   ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),
@@ -64,6 +65,11 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(const ModelTable*
   return engine;
 }
 
+absl::Status ZeroEngine::LoadMoments(StateKind kind, const ParameterSource& source,
+                                     const std::atomic<bool>* stop) {
+  return FillMoments(kind, source, &units_, ops_, stop);
+}
+
 void ZeroEngine::BeginStep(uint64_t step) {
   step_ = step;
   rows_->BeginStep();
@@ -72,14 +78,23 @@ void ZeroEngine::BeginStep(uint64_t step) {
 void ZeroEngine::BeginRound(int64_t round) {
   round_ = round;
   next_use_ = 0;
+  uses_ = &policy_.uses;
+  gather_->BeginPass(uses_);
   reducer_->BeginRound(step_, round, policy_.Contributors(round));
 }
 
+void ZeroEngine::BeginEvaluation(uint64_t step) {
+  step_ = step;
+  next_use_ = 0;
+  uses_ = &policy_.eval_uses;
+  gather_->BeginPass(uses_);
+}
+
 absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
-  if (next_use_ >= policy_.uses.size() || policy_.uses[next_use_].unit != unit ||
-      policy_.uses[next_use_].backward != backward) {
+  if (next_use_ >= uses_->size() || (*uses_)[next_use_].unit != unit ||
+      (*uses_)[next_use_].backward != backward) {
     return absl::InternalError(absl::StrFormat("unit %d is used out of order, as use %d of %d",
-                                               unit, next_use_, policy_.uses.size()));
+                                               unit, next_use_, uses_->size()));
   }
   open_uses_.push_back(static_cast<int>(next_use_));
   Waiting waiting(&waited_);
@@ -209,38 +224,82 @@ absl::Status ZeroEngine::Drain() {
   return gather_->Drain();
 }
 
-void ZeroEngine::ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const {
+void ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin, int64_t end,
+                           float* out) const {
   if (begin >= end) return;
-  if (unit.trained || unit.dtype == DType::kF32) {
-    ops_->Copy(out, unit.Master(begin), static_cast<size_t>(end - begin) * sizeof(float));
+  const UnitState& unit = units_[static_cast<size_t>(unit_index)];
+  const size_t bytes = static_cast<size_t>(end - begin) * sizeof(float);
+  if (kind != StateKind::kMaster) {
+    const Buffer& moments = kind == StateKind::kExpAvg ? unit.exp_avg : unit.exp_avg_sq;
+    ops_->Copy(out, moments.as<float>() + (begin - unit.state_begin), bytes);
+  } else if (unit.KeepsMaster()) {
+    ops_->Copy(out, unit.Master(begin), bytes);
   } else {
     ops_->Convert(unit.Parameter(begin), unit.dtype, end - begin, out, DType::kF32);
   }
 }
 
-absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
-  ZS_RETURN_IF_ERROR(Drain());
+std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
+  std::vector<OwnedRange> ranges;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    ranges.push_back({.unit = static_cast<int>(u),
+                      .begin = units_[u].own_begin,
+                      .end = units_[u].own_end,
+                      .trained = units_[u].trained});
+  }
+  return ranges;
+}
+
+WeightDigest ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
   WeightDigest digest;
   std::vector<float> piece;
   constexpr int64_t kPiece = int64_t{1} << 16;
-  for (size_t u = 0; u < units_.size(); ++u) {
-    const UnitState& unit = units_[u];
-    for (int64_t at = unit.own_begin; at < unit.own_end; at += kPiece) {
-      const int64_t end = std::min(at + kPiece, unit.own_end);
+  for (const OwnedRange& range : OwnedRanges()) {
+    const UnitState& unit = units_[static_cast<size_t>(range.unit)];
+    if (kind != StateKind::kMaster && !range.trained) continue;
+    if (kind == StateKind::kMaster && as_filled && !unit.KeepsMaster()) {
+      digest.Combine(unit.filled);
+      continue;
+    }
+    for (int64_t at = range.begin; at < range.end; at += kPiece) {
+      const int64_t end = std::min(at + kPiece, range.end);
       piece.resize(static_cast<size_t>(end - at));
-      ReadMaster(unit, at, end, piece.data());
-      digest.Add(u, static_cast<uint64_t>(at), piece);
+      CopyState(kind, range.unit, at, end, piece.data());
+      digest.Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(at), piece);
     }
   }
-  std::vector<WeightDigest> all(static_cast<size_t>(comm_->size()));
-  all[static_cast<size_t>(comm_->rank())] = digest;
+  return digest;
+}
+
+absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
+    const std::vector<WeightDigest>& own) {
+  const size_t n = own.size();
+  std::vector<WeightDigest> all(static_cast<size_t>(comm_->size()) * n);
+  std::copy(own.begin(), own.end(), all.begin() + comm_->rank() * static_cast<int64_t>(n));
   ZS_RETURN_IF_ERROR(comm_
-                         ->AllGather(all.data(), sizeof(WeightDigest), DType::kU8,
-                                     {.unit = "weights digest", .step = step_})
+                         ->AllGather(all.data(), static_cast<int64_t>(n * sizeof(WeightDigest)),
+                                     DType::kU8, {.unit = "weights digest", .step = step_})
                          .Wait());
-  WeightDigest total;
-  for (const WeightDigest& part : all) total.Combine(part);
-  return total.Hex();
+  std::vector<WeightDigest> total(n);
+  for (size_t i = 0; i < all.size(); ++i) total[i % n].Combine(all[i]);
+  return total;
+}
+
+absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
+  ZS_RETURN_IF_ERROR(Drain());
+  ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total,
+                      CombineDigests({OwnDigest(StateKind::kMaster, false)}));
+  return total[0].Hex();
+}
+
+absl::StatusOr<std::array<std::string, kStateKinds>> ZeroEngine::LoadedDigests() {
+  std::vector<WeightDigest> own;
+  for (int kind = 0; kind < kStateKinds; ++kind)
+    own.push_back(OwnDigest(static_cast<StateKind>(kind), true));
+  ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total, CombineDigests(own));
+  std::array<std::string, kStateKinds> digests;
+  for (size_t kind = 0; kind < digests.size(); ++kind) digests[kind] = total[kind].Hex();
+  return digests;
 }
 
 absl::StatusOr<ZeroEngine::Located> ZeroEngine::Locate(const std::string& name) {
@@ -271,7 +330,8 @@ absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& n
   const UnitState& unit = *at.unit;
   ZS_RETURN_IF_ERROR(Drain());
   std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
-  ReadMaster(unit, unit.own_begin, unit.own_end, whole.data() + unit.own_begin);
+  CopyState(StateKind::kMaster, static_cast<int>(at.unit - units_.data()), unit.own_begin,
+            unit.own_end, whole.data() + unit.own_begin);
   ZS_RETURN_IF_ERROR(comm_
                          ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
                                      {.unit = unit.table->name, .step = step_})

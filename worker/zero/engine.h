@@ -8,6 +8,7 @@
 // engine is of no further use.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/checkpoint/manifest.h"
+#include "common/parameter_source.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
@@ -33,20 +36,38 @@ struct UnitParameters {
   const void* lm_head = nullptr;  // head only: [V, C]
 };
 
+// A rank's shard of a unit: what it writes into a checkpoint, of each kind of state there is.
+struct OwnedRange {
+  int unit = 0;
+  int64_t begin = 0, end = 0;  // elements of the flat vector, multiples of 64
+  bool trained = true;         // there are moments
+  int64_t size() const { return end - begin; }
+};
+
 class ZeroEngine {
  public:
-  // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes. `stop` may be null; once
-  // true, filling the parameters ends with CANCELLED.
+  // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes. Parameters come from
+  // `weights`, or where that is null fresh from `seed`; moments are zero. `stop` may be null; once
+  // true, filling ends with CANCELLED.
   static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
       const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
-      Communicator* comm, const std::atomic<bool>* stop = nullptr);
+      Communicator* comm, const std::atomic<bool>* stop = nullptr,
+      const ParameterSource* weights = nullptr);
   ~ZeroEngine();
+
+  // exp_avg or exp_avg_sq of what is trainable; before the first step. The source's errors, or
+  // CANCELLED.
+  absl::Status LoadMoments(StateKind kind, const ParameterSource& source,
+                           const std::atomic<bool>* stop = nullptr);
 
   void BeginStep(uint64_t step);
   void BeginRound(int64_t round);
+  // A micro-batch of which only the loss is wanted: BeforeForward and AfterForward of every unit in
+  // order, the head's included. Between steps.
+  void BeginEvaluation(uint64_t step);
 
-  // Parameters are valid until the matching After. The head's backward follows its forward under
-  // one gather: BeforeForward(head), then AfterBackward(head).
+  // Parameters are valid until the matching After. In training the head's backward follows its
+  // forward under one gather: BeforeForward(head), then AfterBackward(head).
   absl::StatusOr<UnitParameters> BeforeForward(int unit);
   absl::Status AfterForward(int unit);
   absl::StatusOr<UnitParameters> BeforeBackward(int unit);
@@ -71,6 +92,16 @@ class ZeroEngine {
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
   // size and stage. Counted as traffic of the step phase.
   absl::StatusOr<std::string> WeightsDigest();
+  // Of all the state that was loaded, by StateKind, all ranks together: as the checkpoint's
+  // manifest has them. Frozen 16-bit parameters count as they were before they were rounded.
+  absl::StatusOr<std::array<std::string, kStateKinds>> LoadedDigests();
+
+  // What this rank writes into checkpoints, between steps.
+  std::vector<OwnedRange> OwnedRanges() const;
+  // The fp32 values of one kind of an owned range, or of a part of it. A moment exists only where
+  // the range is trained.
+  void CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
+
   // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first
   // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes.
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values);
@@ -82,6 +113,9 @@ class ZeroEngine {
 
  private:
   ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm);
+  // This rank's part of a digest.
+  WeightDigest OwnDigest(StateKind kind, bool as_filled) const;
+  absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
   // Takes the next use of the schedule; INTERNAL if it is another unit's.
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
   void EndUses();
@@ -92,8 +126,6 @@ class ZeroEngine {
     const ParameterInfo* info;
   };
   absl::StatusOr<Located> Locate(const std::string& name);
-  // The fp32 value of parameters [begin, end) that this rank holds.
-  void ReadMaster(const UnitState& unit, int64_t begin, int64_t end, float* out) const;
 
   const ZeroPolicy& policy_;
   Ops* ops_;
@@ -106,6 +138,7 @@ class ZeroEngine {
   int64_t head_matrix_offset_ = 0;
   uint64_t step_ = 0;
   int64_t round_ = 0;
+  const std::vector<UnitUse>* uses_ = nullptr;  // of the micro-batch
   size_t next_use_ = 0;
   std::vector<int> open_uses_;  // of the current unit
   uint64_t waited_ = 0;

@@ -1,5 +1,6 @@
 #include "worker/zero/gather.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -13,6 +14,7 @@ ParameterGather::ParameterGather(const ZeroPolicy* policy, std::vector<UnitState
       comm_(comm),
       ops_(ops),
       pool_(device),
+      uses_(&policy->uses),
       gathered_(policy->uses.size()),
       updated_(units->size()) {}
 
@@ -22,8 +24,14 @@ ParameterGather::~ParameterGather() {
   for (const Gathered& g : gathered_) g.ready.Wait().IgnoreError();
 }
 
+void ParameterGather::BeginPass(const std::vector<UnitUse>* uses) {
+  if (uses == uses_) return;
+  uses_ = uses;
+  gathered_.resize(std::max(gathered_.size(), uses->size()));  // all were given back
+}
+
 absl::Status ParameterGather::Issue(int use, uint64_t step) {
-  const UnitUse& what = policy_.uses[static_cast<size_t>(use)];
+  const UnitUse& what = (*uses_)[static_cast<size_t>(use)];
   const UnitState& unit = units_[static_cast<size_t>(what.unit)];
   Gathered& g = gathered_[static_cast<size_t>(use)];
   const size_t size = SizeOf(unit.dtype);
@@ -41,9 +49,9 @@ absl::Status ParameterGather::Issue(int use, uint64_t step) {
 
 absl::Status ParameterGather::Prefetch(int use, uint64_t step) {
   int64_t ahead = 0;
-  for (size_t next = static_cast<size_t>(use) + 1; next < policy_.uses.size(); ++next) {
-    if (!policy_.uses[next].gather) continue;
-    const int64_t length = policy_.layouts[static_cast<size_t>(policy_.uses[next].unit)].length;
+  for (size_t next = static_cast<size_t>(use) + 1; next < (*uses_).size(); ++next) {
+    if (!(*uses_)[next].gather) continue;
+    const int64_t length = policy_.layouts[static_cast<size_t>((*uses_)[next].unit)].length;
     ahead += length;
     if (ahead > policy_.options.prefetch_bucket) break;
     if (gathered_[next].issued) continue;
@@ -54,7 +62,7 @@ absl::Status ParameterGather::Prefetch(int use, uint64_t step) {
 }
 
 absl::StatusOr<const void*> ParameterGather::BeforeUse(int use, uint64_t step) {
-  const UnitUse& what = policy_.uses[static_cast<size_t>(use)];
+  const UnitUse& what = (*uses_)[static_cast<size_t>(use)];
   UnitState& unit = units_[static_cast<size_t>(what.unit)];
   Gathered& g = gathered_[static_cast<size_t>(use)];
   if (what.gather && !g.issued) ZS_RETURN_IF_ERROR(Issue(use, step));
@@ -70,7 +78,7 @@ absl::StatusOr<const void*> ParameterGather::BeforeUse(int use, uint64_t step) {
 }
 
 void ParameterGather::AfterUse(int use) {
-  const UnitUse& what = policy_.uses[static_cast<size_t>(use)];
+  const UnitUse& what = (*uses_)[static_cast<size_t>(use)];
   if (units_[static_cast<size_t>(what.unit)].resident) return;
   Gathered gathered = std::move(gathered_[static_cast<size_t>(use)]);
   gathered_[static_cast<size_t>(use)] = Gathered();
@@ -81,8 +89,8 @@ void ParameterGather::AfterUse(int use) {
   }
   // Kept: the unit's next use takes it over.
   size_t next = static_cast<size_t>(use) + 1;
-  while (next < policy_.uses.size() && policy_.uses[next].unit != what.unit) ++next;
-  if (next < policy_.uses.size()) gathered_[next] = std::move(gathered);
+  while (next < (*uses_).size() && (*uses_)[next].unit != what.unit) ++next;
+  if (next < (*uses_).size()) gathered_[next] = std::move(gathered);
 }
 
 absl::Status ParameterGather::GatherUpdated(uint64_t step) {

@@ -22,7 +22,9 @@ class ParameterGather {
   // In-flight gathers write to buffers owned here.
   ~ParameterGather();
 
-  // `use` indexes ZeroPolicy::uses, in order within a micro-batch. The unit's whole flat vector,
+  // Before each micro-batch: the uses it will have, ZeroPolicy::uses or eval_uses.
+  void BeginPass(const std::vector<UnitUse>* uses);
+  // `use` indexes the pass's uses, in order within a micro-batch. The unit's whole flat vector,
   // valid until AfterUse. Errors are the collective's.
   absl::StatusOr<const void*> BeforeUse(int use, uint64_t step);
   void AfterUse(int use);
@@ -45,6 +47,7 @@ class ParameterGather {
   Communicator* comm_;
   Ops* ops_;
   BufferPool pool_;
+  const std::vector<UnitUse>* uses_;
   std::vector<Gathered> gathered_;  // by use
   std::vector<Event> updated_;      // by unit
   int64_t live_ = 0;                // elements gathered or on their way

@@ -11,41 +11,6 @@ char* At(const Buffer& buffer, int64_t element, size_t size) {
   return static_cast<char*>(buffer.data()) + element * static_cast<int64_t>(size);
 }
 
-// Initial values of [begin, end) of one tensor, given relative to its start.
-void InitRange(const ParameterInfo& info, uint64_t seed, int64_t begin, int64_t end, float* out) {
-  switch (info.init) {
-    case InitKind::kZeros:
-      std::fill_n(out, end - begin, 0.0f);
-      break;
-    case InitKind::kOnes:
-      std::fill_n(out, end - begin, 1.0f);
-      break;
-    case InitKind::kNormal:
-      InitNormal(seed, info.name, begin, end, info.init_std, out);
-      break;
-  }
-}
-
-// Fills the parameters that are held here with their initial values.
-absl::Status InitParameters(UnitState* unit, uint64_t seed, Ops* ops,
-                            const std::atomic<bool>* stop) {
-  constexpr int64_t kPiece = int64_t{1} << 18;
-  const int64_t begin = unit->resident ? 0 : unit->own_begin;
-  const int64_t end = unit->resident ? unit->layout.length : unit->own_end;
-  std::vector<float> piece;
-  for (const ParameterInfo& info : unit->table->parameters) {
-    const int64_t last = std::min(end, info.offset + info.size);
-    for (int64_t from = std::max(begin, info.offset); from < last; from += kPiece) {
-      if (stop != nullptr && *stop) return absl::CancelledError("stopped while loading");
-      const int64_t n = std::min(kPiece, last - from);
-      piece.resize(static_cast<size_t>(n));
-      InitRange(info, seed, from - info.offset, from - info.offset + n, piece.data());
-      SetRange(unit, from, piece, ops);
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status AllocateGradients(const ZeroPolicy& policy, UnitState* unit, Device* device) {
   const size_t wire = SizeOf(policy.options.dtype);
   const auto allocate = [&](int64_t elements, size_t size, Buffer* out) -> absl::Status {
@@ -105,8 +70,7 @@ void* UnitState::Gradient(int64_t element) const {
 
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
                                                       const ZeroPolicy& policy, int rank,
-                                                      uint64_t seed, Device* device, Ops* ops,
-                                                      const std::atomic<bool>* stop) {
+                                                      Device* device) {
   std::vector<UnitState> states(model.units.size());
   for (size_t u = 0; u < states.size(); ++u) {
     UnitState& s = states[u];
@@ -131,7 +95,6 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
       ZS_ASSIGN_OR_RETURN(s.exp_avg_sq, device->Allocate(state, MemoryKind::kOptimizer));
       ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
     }
-    ZS_RETURN_IF_ERROR(InitParameters(&s, seed, ops, stop));
   }
   return states;
 }

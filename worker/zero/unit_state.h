@@ -2,7 +2,6 @@
 // Owned by the engine; not thread-safe.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "common/plan/zero_policy.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
+#include "worker/zero/digest.h"
 
 namespace zeroshard {
 
@@ -31,22 +31,25 @@ struct UnitState {
   Buffer gradient;
   Buffer full_gradient;  // stage 0 with sharded accumulation: what the update reads
 
+  // Of the owned fp32 values as the parameters were filled, where only their rounded form is kept.
+  WeightDigest filled;
+
   // Address of an element of the flat vector; it must be held here.
   void* Parameter(int64_t element) const;
   float* Master(int64_t element) const;
   void* Gradient(int64_t element) const;
   int64_t owned() const { return own_end - own_begin; }
+  // The fp32 values are kept: frozen 16-bit parameters have none.
+  bool KeepsMaster() const { return trained || dtype == DType::kF32; }
 };
 
 // Sets parameters and master weights of [begin, begin + values.size()) of the flat vector, as far
 // as they are held here; a parameter is its value rounded once to the unit's type.
 void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops);
 
-// Allocates and fills everything: initial parameters from `seed`, zero moments.
-// RESOURCE_EXHAUSTED from the device, CANCELLED once `stop` (may be null) is true.
+// Allocates everything, zeroed. RESOURCE_EXHAUSTED from the device.
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
                                                       const ZeroPolicy& policy, int rank,
-                                                      uint64_t seed, Device* device, Ops* ops,
-                                                      const std::atomic<bool>* stop);
+                                                      Device* device);
 
 }  // namespace zeroshard
