@@ -21,9 +21,10 @@ std::string FormatHistoryLine(const v1::StepRecord& record) {
   return absl::StrCat("{\"step\":", record.step(), ",\"loss\":", Number(record.loss()),
                       ",\"grad_norm\":", Number(record.grad_norm()),
                       ",\"learning_rate\":", Number(record.learning_rate()),
-                      ",\"tokens\":", record.tokens(), ",\"seconds\":", Number(record.seconds()),
+                      ",\"tokens\":", record.tokens(),
                       record.has_eval_loss() ? ",\"eval_loss\":" : "",
-                      record.has_eval_loss() ? Number(record.eval_loss()) : "", "}");
+                      record.has_eval_loss() ? Number(record.eval_loss()) : "",
+                      ",\"seconds\":", Number(record.seconds()), "}");
 }
 
 }  // namespace zeroshard
