@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/ops/cpu_isa.h"
+#include "worker/ops/dropout.h"
 #include "worker/ops/task_team.h"
 #include "worker/ops/tile_kernels.h"
 
@@ -54,6 +55,7 @@ struct Geometry {
       : args(args),
         work(args.dtype == DType::kBF16 && HasNativeBf16() ? DType::kBF16 : DType::kF32),
         tiles(CeilDiv(args.seq, kTile)),
+        drops(args.dropout.rate > 0),
         scale(1.0f / std::sqrt(static_cast<float>(args.head_dim))) {}
 
   int64_t Rows(int64_t tile) const { return std::min(kTile, args.seq - tile * kTile); }
@@ -64,11 +66,35 @@ struct Geometry {
   int64_t Start(int64_t sample, int64_t head, int64_t ld) const {
     return Start(sample, args.seq, head, args.head_dim, ld);
   }
-  ScoreTile Scores(int64_t query_tile, int64_t key_tile) const {
-    return {.rows = Rows(query_tile),
-            .cols = Rows(key_tile),
-            .diagonal = (query_tile - key_tile) * kTile,
-            .scale = scale};
+  const int32_t* DocumentStarts(int64_t sample, int64_t query_tile) const {
+    if (args.document_start == nullptr) return nullptr;
+    return args.document_start + sample * args.seq + query_tile * kTile;
+  }
+  // Starts never fall: the first query of a tile sees the furthest back.
+  int64_t FirstKeyTile(int64_t sample, int64_t query_tile) const {
+    const int32_t* starts = DocumentStarts(sample, query_tile);
+    return starts == nullptr ? 0 : starts[0] / kTile;
+  }
+  // `factors`: room for dropout's, used where there is any.
+  ScoreTile Scores(int64_t sample, int64_t head, int64_t query_tile, int64_t key_tile,
+                   float* factors) const {
+    ScoreTile tile{.rows = Rows(query_tile),
+                   .cols = Rows(key_tile),
+                   .diagonal = (query_tile - key_tile) * kTile,
+                   .scale = scale,
+                   .document_start = DocumentStarts(sample, query_tile),
+                   .first_key = key_tile * kTile};
+    if (!drops) return tile;
+    const DropoutMask mask(args.dropout, args.dropout.first_sample + sample);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const int64_t row = head * args.seq + query_tile * kTile + r;
+      // Behind the diagonal nothing is read.
+      const int64_t n = std::min(tile.cols, r + tile.diagonal + 1);
+      mask.Factors(row * args.seq + tile.first_key, n, factors + r * tile.cols);
+      std::fill(factors + r * tile.cols + n, factors + (r + 1) * tile.cols, 0.0f);
+    }
+    tile.factors = factors;
+    return tile;
   }
   // A whole head [T, D], dense and in the work type.
   void PackHead(const void* base, int64_t ld, int64_t sample, int64_t head, void* to) const {
@@ -103,6 +129,7 @@ struct Geometry {
   const AttentionArgs& args;
   const DType work;
   const int64_t tiles;
+  const bool drops;
   const float scale;
 };
 
@@ -110,8 +137,9 @@ struct ForwardSpace {
   void *k, *v;  // [T, D]
   void* q;      // [tile, D]
   float* scores;
-  void* weights;  // [tile, tile]; the scores' own memory where the work is fp32
-  float* out;     // [tile, D]
+  void* weights;   // [tile, tile]; the scores' own memory where the work is fp32
+  float* out;      // [tile, D]
+  float* factors;  // [tile, tile], with dropout
   float *max, *sum, *shrink;
 
   void Take(const AttentionArgs& args, DType work, Pieces* pieces) {
@@ -122,6 +150,7 @@ struct ForwardSpace {
     scores = pieces->TakeFloats(rows * rows);
     weights = work == DType::kF32 ? scores : pieces->Take(rows * rows, work);
     out = pieces->TakeFloats(rows * args.head_dim);
+    factors = args.dropout.rate > 0 ? pieces->TakeFloats(rows * rows) : nullptr;
     max = pieces->TakeFloats(rows);
     sum = pieces->TakeFloats(rows);
     shrink = pieces->TakeFloats(rows);
@@ -143,12 +172,14 @@ void ForwardHead(const Geometry& g, int64_t sample, int64_t head, void* out, flo
               g.work);
     std::fill_n(space.max, rows, -std::numeric_limits<float>::infinity());
     std::fill_n(space.sum, rows, 0.0f);
-    for (int64_t j = 0; j <= i; ++j) {
-      const ScoreTile tile = g.Scores(i, j);
+    const int64_t first_tile = g.FirstKeyTile(sample, i);
+    for (int64_t j = first_tile; j <= i; ++j) {
+      const ScoreTile tile = g.Scores(sample, head, i, j, space.factors);
       context->Run(g.RowsByRows(tile), space.q, g.TileOf(space.k, j), space.scores);
       SoftmaxStep(tile, space.scores, space.max, space.sum, space.shrink, space.weights, g.work);
-      if (j > 0) ScaleRows(space.shrink, rows, args.head_dim, space.out);
-      context->Run(g.ScoresByRows(tile, j > 0), space.weights, g.TileOf(space.v, j), space.out);
+      if (j > first_tile) ScaleRows(space.shrink, rows, args.head_dim, space.out);
+      context->Run(g.ScoresByRows(tile, j > first_tile), space.weights, g.TileOf(space.v, j),
+                   space.out);
     }
     const int64_t to = g.Start(sample, head, ld_out) + i * kTile * ld_out;
     FinishSoftmax(space.out, space.max, space.sum, rows, args.head_dim, At(out, to, args.dtype),
@@ -161,6 +192,7 @@ struct BackwardSpace {
   float *sum_q, *sum_k, *sum_v;  // [T, D], gradients
   float* delta;                  // [T]
   float *scores, *d_weights;     // [tile, tile]
+  float* factors;                // [tile, tile], with dropout
   void *weights, *d_scores;      // the memory of the two above where the work is fp32
 
   void Take(const AttentionArgs& args, DType work, Pieces* pieces) {
@@ -171,20 +203,23 @@ struct BackwardSpace {
     delta = pieces->TakeFloats(args.seq);
     scores = pieces->TakeFloats(rows * rows);
     d_weights = pieces->TakeFloats(rows * rows);
+    factors = args.dropout.rate > 0 ? pieces->TakeFloats(rows * rows) : nullptr;
     weights = work == DType::kF32 ? scores : pieces->Take(rows * rows, work);
     d_scores = work == DType::kF32 ? d_weights : pieces->Take(rows * rows, work);
   }
 };
 
 // The gradients of one query head: sum_q, and its part of sum_k and sum_v.
-void BackwardQueryHead(const Geometry& g, const BackwardSpace& space, const float* lse,
-                       bool first_of_group, ProductContext* context) {
+void BackwardQueryHead(const Geometry& g, const BackwardSpace& space, int64_t sample, int64_t head,
+                       const float* lse, bool first_of_group, ProductContext* context) {
   const int64_t dim = g.args.head_dim;
   for (int64_t j = 0; j < g.tiles; ++j) {
     const int64_t key_row = j * kTile;
     for (int64_t i = j; i < g.tiles; ++i) {
+      const int64_t first_tile = g.FirstKeyTile(sample, i);
+      if (first_tile > j) break;  // so are those of later queries
       const int64_t row = i * kTile;
-      const ScoreTile tile = g.Scores(i, j);
+      const ScoreTile tile = g.Scores(sample, head, i, j, space.factors);
       const bool more = i > j || !first_of_group;
       context->Run(g.RowsByRows(tile), g.TileOf(space.q, i), g.TileOf(space.k, j), space.scores);
       context->Run(g.RowsByRows(tile), g.TileOf(space.d_out, i), g.TileOf(space.v, j),
@@ -195,7 +230,7 @@ void BackwardQueryHead(const Geometry& g, const BackwardSpace& space, const floa
                    space.sum_v + key_row * dim);
       context->Run(g.ScoresTransposedByRows(tile, more), space.d_scores, g.TileOf(space.q, i),
                    space.sum_k + key_row * dim);
-      context->Run(g.ScoresByRows(tile, j > 0), space.d_scores, g.TileOf(space.k, j),
+      context->Run(g.ScoresByRows(tile, j > first_tile), space.d_scores, g.TileOf(space.k, j),
                    space.sum_q + row * dim);
     }
   }
@@ -221,8 +256,8 @@ void BackwardGroup(const Geometry& g, int64_t sample, int64_t kv_head, const voi
     g.PackHead(d_out, ld_out, sample, head, space.d_out);
     RowDots(At(d_out, at_out, args.dtype), ld_out, At(out, at_out, args.dtype), ld_out, args.dtype,
             args.seq, args.head_dim, space.delta);
-    BackwardQueryHead(g, space, lse + (sample * args.heads + head) * args.seq, member == 0,
-                      context);
+    BackwardQueryHead(g, space, sample, head, lse + (sample * args.heads + head) * args.seq,
+                      member == 0, context);
     store(space.sum_q, head, d_q, args.ld_q);
   }
   store(space.sum_k, kv_head, d_k, args.ld_k);
@@ -256,6 +291,20 @@ absl::Status CheckAttention(const AttentionArgs& args) {
   if (args.ld_k < args.kv_heads * args.head_dim || args.ld_v < args.kv_heads * args.head_dim) {
     return refuse("ld_k and ld_v are ", args.ld_k, " and ", args.ld_v, ", wanted at least ",
                   args.kv_heads * args.head_dim);
+  }
+  if (!(args.dropout.rate >= 0 && args.dropout.rate <= 1)) {
+    return refuse("the dropout rate is ", args.dropout.rate, ", wanted 0 to 1");
+  }
+  if (args.document_start == nullptr) return absl::OkStatus();
+  for (int64_t b = 0; b < args.batch; ++b) {
+    const int32_t* starts = args.document_start + b * args.seq;
+    for (int64_t t = 0; t < args.seq; ++t) {
+      const int32_t least = t == 0 ? 0 : starts[t - 1];
+      if (starts[t] < least || starts[t] > t) {
+        return refuse("document_start of sequence ", b, ", position ", t, " is ", starts[t],
+                      ", wanted ", least, " to ", t);
+      }
+    }
   }
   return absl::OkStatus();
 }

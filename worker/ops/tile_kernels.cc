@@ -75,8 +75,16 @@ void RowDots(const void* a, int64_t ld_a, const void* b, int64_t ld_b, DType dty
   });
 }
 
-HWY_INLINE int64_t Visible(const ScoreTile& tile, int64_t row) {
-  return std::min(tile.cols, row + tile.diagonal + 1);
+// Columns [begin, end) that a row sees; end >= begin.
+struct Seen {
+  int64_t begin, end;
+  bool empty() const { return begin == end; }
+  int64_t first_vector() const { return begin / kLanes * kLanes; }
+};
+HWY_INLINE Seen SeenBy(const ScoreTile& tile, int64_t row) {
+  const int64_t end = std::clamp<int64_t>(row + tile.diagonal + 1, 0, tile.cols);
+  if (tile.document_start == nullptr) return {0, end};
+  return {std::clamp<int64_t>(tile.document_start[row] - tile.first_key, 0, end), end};
 }
 
 template <class T>
@@ -84,20 +92,34 @@ HWY_INLINE void ZeroFrom(T* row, int64_t begin, int64_t end) {
   if (begin < end) std::memset(row + begin, 0, static_cast<size_t>(end - begin) * sizeof(T));
 }
 
-// Elements from i on of a row of a tile that has `cols` columns of memory, of which the first
-// `visible` count: the others are read where a whole vector fits and replaced by `instead`.
-HWY_INLINE V Masked(V v, int64_t i, int64_t visible, V instead) {
-  if (HWY_LIKELY(visible - i >= kLanes)) return v;
-  return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(visible - i)), v, instead);
+// Elements from i on of a row of a tile, those that are not seen replaced by `instead`. i is at
+// most one vector before `begin`, and before `end`.
+HWY_INLINE V Masked(V v, int64_t i, Seen seen, V instead) {
+  if (HWY_UNLIKELY(i < seen.begin)) {
+    v = hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(seen.begin - i)), instead, v);
+  }
+  if (HWY_LIKELY(seen.end - i >= kLanes)) return v;
+  return hn::IfThenElse(hn::FirstN(D(), static_cast<size_t>(seen.end - i)), v, instead);
+}
+
+// Zeros outside the vectors that hold what a row sees.
+template <class T>
+HWY_INLINE void ZeroAround(T* row, Seen seen, int64_t cols) {
+  if (seen.empty()) {
+    ZeroFrom(row, 0, cols);
+    return;
+  }
+  ZeroFrom(row, 0, seen.first_vector());
+  ZeroFrom(row, RoundUp(seen.end, kLanes), cols);
 }
 
 // The scale is positive, so that the largest score is the largest product. NaNs are found by the
 // sum.
-HWY_INLINE float RowMax(const float* row, int64_t visible, int64_t cols) {
+HWY_INLINE float RowMax(const float* row, Seen seen, int64_t cols) {
   const V lowest = Set(-std::numeric_limits<float>::infinity());
   V most = lowest;
-  for (int64_t i = 0; i < visible; i += kLanes) {
-    most = hn::Max(most, Masked(LoadN(row + i, cols - i), i, visible, lowest));
+  for (int64_t i = seen.first_vector(); i < seen.end; i += kLanes) {
+    most = hn::Max(most, Masked(LoadN(row + i, cols - i), i, seen, lowest));
   }
   return hn::GetLane(hn::MaxOfLanes(D(), most));
 }
@@ -112,18 +134,25 @@ void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* 
     for (int64_t r = 0; r < tile.rows; ++r) {
       const float* in = scores + r * tile.cols;
       T* out = As<T>(weights) + r * tile.cols;
-      const int64_t visible = Visible(tile, r);
-      const float most = std::max(max[r], tile.scale * RowMax(in, visible, tile.cols));
+      const float* factors = tile.factors == nullptr ? nullptr : tile.factors + r * tile.cols;
+      const Seen seen = SeenBy(tile, r);
+      if (seen.empty()) {
+        ZeroAround(out, seen, tile.cols);
+        shrink[r] = 1;
+        continue;
+      }
+      const float most = std::max(max[r], tile.scale * RowMax(in, seen, tile.cols));
       const V minus_most = Set(-most);
       V total = hn::Zero(D());
-      for (int64_t i = 0; i < visible; i += kLanes) {
+      for (int64_t i = seen.first_vector(); i < seen.end; i += kLanes) {
         const int64_t n = tile.cols - i;
         V e = ExpOrNan(Fma(LoadN(in + i, n), scale, minus_most));
-        e = Masked(e, i, visible, hn::Zero(D()));
-        StoreN(e, out + i, n);
+        e = Masked(e, i, seen, hn::Zero(D()));
         total = hn::Add(total, e);
+        if (factors != nullptr) e = hn::Mul(e, LoadN(factors + i, n));
+        StoreN(e, out + i, n);
       }
-      ZeroFrom(out, RoundUp(visible, kLanes), tile.cols);
+      ZeroAround(out, seen, tile.cols);
       shrink[r] = hn::GetLane(ExpOrNan(Set(max[r] - most)));
       sum[r] = std::fma(sum[r], shrink[r], hn::GetLane(hn::SumOfLanes(D(), total)));
       max[r] = most;
@@ -165,18 +194,27 @@ void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_
       const float* dw = d_weights + r * tile.cols;
       T* w_out = As<T>(weights) + r * tile.cols;
       T* ds_out = As<T>(d_scores) + r * tile.cols;
-      const int64_t visible = Visible(tile, r);
+      const float* factors = tile.factors == nullptr ? nullptr : tile.factors + r * tile.cols;
+      const Seen seen = SeenBy(tile, r);
       const V minus_lse = Set(-lse[r]);
       const V d = Set(delta[r]);
-      for (int64_t i = 0; i < visible; i += kLanes) {
-        const int64_t n = tile.cols - i;
-        const V w = ExpOrNan(Fma(LoadN(s + i, n), scale, minus_lse));
-        const V ds = hn::Mul(hn::Mul(w, scale), hn::Sub(LoadN(dw + i, n), d));
-        StoreN(Masked(w, i, visible, hn::Zero(D())), w_out + i, n);
-        StoreN(Masked(ds, i, visible, hn::Zero(D())), ds_out + i, n);
+      if (!seen.empty()) {
+        for (int64_t i = seen.first_vector(); i < seen.end; i += kLanes) {
+          const int64_t n = tile.cols - i;
+          const V p = ExpOrNan(Fma(LoadN(s + i, n), scale, minus_lse));
+          V w = p, d_p = LoadN(dw + i, n);
+          if (factors != nullptr) {
+            const V f = LoadN(factors + i, n);
+            w = hn::Mul(p, f);
+            d_p = hn::Mul(d_p, f);
+          }
+          const V ds = hn::Mul(hn::Mul(p, scale), hn::Sub(d_p, d));
+          StoreN(Masked(w, i, seen, hn::Zero(D())), w_out + i, n);
+          StoreN(Masked(ds, i, seen, hn::Zero(D())), ds_out + i, n);
+        }
       }
-      ZeroFrom(w_out, RoundUp(visible, kLanes), tile.cols);
-      ZeroFrom(ds_out, RoundUp(visible, kLanes), tile.cols);
+      ZeroAround(w_out, seen, tile.cols);
+      ZeroAround(ds_out, seen, tile.cols);
     }
   });
 }

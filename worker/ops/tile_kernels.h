@@ -23,18 +23,23 @@ void RowDots(const void* a, int64_t ld_a, const void* b, int64_t ld_b, DType dty
              int64_t cols, float* out);
 
 // A tile of attention scores: rows of queries, columns of keys. Row r sees columns up to
-// r + diagonal (as many as there are).
+// r + diagonal (as many as there are), and with `document_start` only from
+// document_start[r] - first_key on. With `factors` [rows, cols] (dropout) the weights are
+// multiplied by them, but not the sums that normalise them.
 struct ScoreTile {
   int64_t rows = 0, cols = 0;
   int64_t diagonal = 0;
   float scale = 1;
+  const int32_t* document_start = nullptr;
+  int64_t first_key = 0;
+  const float* factors = nullptr;
 };
 
 // One step of the online softmax (Milakov & Gimelshein 2018, algorithm 3): scores [rows, cols] of
 // one more key tile become weights exp(scale * score - max) of weight_type (0 where masked), and
 // max [rows] and sum [rows] (running, over all tiles so far; -infinity and 0 before the first) are
-// updated; earlier sums and outputs shrink by shrink [rows], which is returned. weights may be
-// scores where fp32. A row with a NaN gets NaN weights.
+// updated; earlier sums and outputs shrink by shrink [rows], which is returned (1 for a row that
+// sees nothing of the tile). weights may be scores where fp32. A row with a NaN gets NaN weights.
 void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* sum, float* shrink,
                  void* weights, DType weight_type);
 
@@ -45,9 +50,9 @@ void ScaleRows(const float* factor, int64_t rows, int64_t cols, float* x);
 void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t rows, int64_t cols,
                    void* to, int64_t ld, DType to_type, float* lse);
 
-// Backward (Dao et al. 2022, "FlashAttention", algorithm 4): weights = exp(scale * score - lse),
-// d_scores = scale * weights * (d_weights - delta), both 0 where masked and of out_type. weights
-// may be scores and d_scores may be d_weights where fp32.
+// Backward (Dao et al. 2022, "FlashAttention", algorithm 4), with p = exp(scale * score - lse) and
+// f the factor, or 1: weights = f * p, d_scores = scale * p * (f * d_weights - delta), both 0 where
+// masked and of out_type. weights may be scores and d_scores may be d_weights where fp32.
 void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_weights,
                      const float* lse, const float* delta, void* weights, void* d_scores,
                      DType out_type);

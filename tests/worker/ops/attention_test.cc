@@ -7,144 +7,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/ops/typed_values.h"
+#include "tests/worker/ops/attention_trial.h"
 #include "worker/ops/ops.h"
 
 namespace zeroshard {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Shape {
-  int64_t batch, seq, heads, kv_heads, dim;
-  bool packed;  // q, k and v side by side in one buffer
-
-  int64_t group() const { return heads / kv_heads; }
-  int64_t rows() const { return batch * seq; }
-};
-
-std::string NameOfShape(const testing::TestParamInfo<Shape>& info) {
-  const Shape& s = info.param;
-  return "B" + std::to_string(s.batch) + "T" + std::to_string(s.seq) + "H" +
-         std::to_string(s.heads) + "KV" + std::to_string(s.kv_heads) + "D" + std::to_string(s.dim) +
-         (s.packed ? "Packed" : "Apart");
-}
-
-// Where the elements of q, k or v lie.
-struct View {
-  int64_t base, ld;
-  int64_t At(const Shape& s, int64_t b, int64_t t, int64_t head, int64_t d) const {
-    return base + (b * s.seq + t) * ld + head * s.dim + d;
-  }
-};
-struct Views {
-  explicit Views(const Shape& s) {
-    const int64_t q_cols = s.heads * s.dim, kv_cols = s.kv_heads * s.dim;
-    if (s.packed) {
-      const int64_t ld = q_cols + 2 * kv_cols;
-      q = {0, ld}, k = {q_cols, ld}, v = {q_cols + kv_cols, ld};
-      count = s.rows() * ld;
-    } else {
-      q = {0, q_cols}, k = {s.rows() * q_cols, kv_cols};
-      v = {s.rows() * (q_cols + kv_cols), kv_cols};
-      count = s.rows() * (q_cols + 2 * kv_cols);
-    }
-  }
-  View q, k, v;
-  int64_t count;
-};
-
-// Attention by its definition in fp64: out [B*T, H*D], lse [B, H, T].
-struct Reference {
-  std::vector<double> out, lse;
-};
-Reference Define(const Shape& s, const std::vector<double>& qkv) {
-  const Views views(s);
-  Reference r{std::vector<double>(static_cast<size_t>(s.rows() * s.heads * s.dim)),
-              std::vector<double>(static_cast<size_t>(s.rows() * s.heads))};
-  const auto at = [&qkv](int64_t i) { return qkv[static_cast<size_t>(i)]; };
-  for (int64_t b = 0; b < s.batch; ++b) {
-    for (int64_t h = 0; h < s.heads; ++h) {
-      for (int64_t t = 0; t < s.seq; ++t) {
-        std::vector<double> weight(static_cast<size_t>(t) + 1);
-        double most = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (int64_t u = 0; u <= t; ++u) {
-          double dot = 0;
-          for (int64_t d = 0; d < s.dim; ++d) {
-            dot += at(views.q.At(s, b, t, h, d)) * at(views.k.At(s, b, u, h / s.group(), d));
-          }
-          weight[static_cast<size_t>(u)] = dot / std::sqrt(static_cast<double>(s.dim));
-          most = std::max(most, weight[static_cast<size_t>(u)]);
-        }
-        for (double& w : weight) sum += (w = std::exp(w - most));
-        for (int64_t d = 0; d < s.dim; ++d) {
-          double value = 0;
-          for (int64_t u = 0; u <= t; ++u) {
-            value += weight[static_cast<size_t>(u)] * at(views.v.At(s, b, u, h / s.group(), d));
-          }
-          r.out[static_cast<size_t>(((b * s.seq + t) * s.heads + h) * s.dim + d)] = value / sum;
-        }
-        r.lse[static_cast<size_t>((b * s.heads + h) * s.seq + t)] = most + std::log(sum);
-      }
-    }
-  }
-  return r;
-}
-
-// What the loss sum(out * d_out) is, and its gradient by the analytic formula in fp64.
-double Loss(const Shape& s, const std::vector<double>& qkv, const std::vector<double>& d_out) {
-  const Reference r = Define(s, qkv);
-  double loss = 0;
-  for (size_t i = 0; i < d_out.size(); ++i) loss += r.out[i] * d_out[i];
-  return loss;
-}
-
-struct Trial {
-  Trial(const Shape& s, DType type, uint32_t seed = 7, float range = 2)
-      : shape(s),
-        qkv(TypedValues::Random(Views(s).count, type, seed, range)),
-        d_out(TypedValues::Random(s.rows() * s.heads * s.dim, type, seed + 1)),
-        out(s.rows() * s.heads * s.dim, type),
-        lse(static_cast<size_t>(s.rows() * s.heads)),
-        gradient(Views(s).count, type) {}
-
-  AttentionArgs Args() const {
-    const Views views(shape);
-    return {.q = At(qkv, views.q),
-            .k = At(qkv, views.k),
-            .v = At(qkv, views.v),
-            .ld_q = views.q.ld,
-            .ld_k = views.k.ld,
-            .ld_v = views.v.ld,
-            .batch = shape.batch,
-            .seq = shape.seq,
-            .heads = shape.heads,
-            .kv_heads = shape.kv_heads,
-            .head_dim = shape.dim,
-            .dtype = qkv.type()};
-  }
-  static void* At(const TypedValues& values, const View& view) {
-    return const_cast<char*>(static_cast<const char*>(values.data())) +
-           view.base * static_cast<int64_t>(SizeOf(values.type()));
-  }
-
-  void Forward(Ops* ops) {
-    const absl::Status status = ops->AttentionForward(Args(), out.data(), lse.data());
-    ASSERT_TRUE(status.ok()) << status;
-  }
-  void Backward(Ops* ops) {
-    const Views views(shape);
-    const absl::Status status =
-        ops->AttentionBackward(Args(), out.data(), d_out.data(), lse.data(), At(gradient, views.q),
-                               At(gradient, views.k), At(gradient, views.v));
-    ASSERT_TRUE(status.ok()) << status;
-  }
-
-  Shape shape;
-  TypedValues qkv, d_out, out;
-  std::vector<float> lse;
-  TypedValues gradient;
-};
 
 class Attention : public testing::TestWithParam<Shape> {};
 
@@ -244,6 +113,117 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
                                          Shape{1, 300, 3, 1, 8, true}),
                          NameOfShape);
 
+// Document starts [batch, seq] of documents of the given lengths, the same in each sequence but for
+// the first document, which is one token longer in each next one.
+std::vector<int32_t> Starts(int64_t batch, int64_t seq, const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> starts;
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t document = 0, start = 0, end = lengths[0] + b;
+    for (int64_t t = 0; t < seq; ++t) {
+      if (t == end) {
+        start = end;
+        ++document;
+        end += lengths[static_cast<size_t>(document) % lengths.size()];
+      }
+      starts.push_back(static_cast<int32_t>(start));
+    }
+  }
+  return starts;
+}
+
+DropoutArgs Drop(float rate) {
+  return {.rate = rate, .seed = 0x123456789ABCDEF, .step = 77, .site = 5, .first_sample = 1000};
+}
+
+// Within a tile, across tiles, empty tiles between, documents of one token, and dropout with
+// elements that begin nowhere near a multiple of four.
+INSTANTIATE_TEST_SUITE_P(Documents, Attention,
+                         testing::Values(Shape{2, 9, 2, 1, 4, true, Starts(2, 9, {3, 1, 1, 4})},
+                                         Shape{2, 300, 2, 1, 8, true,
+                                               Starts(2, 300, {130, 5, 140})},
+                                         Shape{1, 420, 1, 1, 8, false, Starts(1, 420, {10, 380})}),
+                         NameOfShape);
+INSTANTIATE_TEST_SUITE_P(Dropout, Attention,
+                         testing::Values(Shape{2, 9, 3, 1, 4, true, {}, Drop(0.1f)},
+                                         Shape{2, 131, 2, 2, 8, true, {}, Drop(0.5f)},
+                                         Shape{2, 259, 2, 1, 8, false,
+                                               Starts(2, 259, {100, 31, 90}), Drop(0.3f)}),
+                         NameOfShape);
+
+TEST(AttentionTest, DocumentsThatAllStartAtZeroChangeNoBit) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const Shape shape{2, 150, 2, 1, 8, true};
+    Shape zeros = shape;
+    zeros.starts.assign(static_cast<size_t>(shape.rows()), 0);
+    Trial plain(shape, type), masked(zeros, type);
+    const auto ops = MakeCpuOps(1);
+    for (Trial* trial : {&plain, &masked}) {
+      trial->Forward(ops.get());
+      trial->Backward(ops.get());
+    }
+    EXPECT_TRUE(plain.out == masked.out);
+    EXPECT_EQ(plain.lse, masked.lse);
+    EXPECT_TRUE(plain.gradient == masked.gradient);
+  }
+}
+
+TEST(AttentionTest, ADocumentSeesNothingOfItsNeighbours) {
+  const Shape shape{1, 300, 2, 2, 16, true, Starts(1, 300, {131, 100, 69})};
+  Trial before(shape, DType::kF32), after(shape, DType::kF32);
+  const Views views(shape);
+  // All of the first and third document changes; d_out stays.
+  for (int64_t i = 0; i < views.count; ++i) {
+    const int64_t t = i / views.q.ld;
+    if (t < 131 || t >= 231) after.qkv.Set(i, static_cast<float>(i % 7) * 10);
+  }
+  const auto ops = MakeCpuOps(1);
+  for (Trial* trial : {&before, &after}) {
+    trial->Forward(ops.get());
+    trial->Backward(ops.get());
+  }
+  for (int64_t t = 131; t < 231; ++t) {
+    for (int64_t i = 0; i < views.q.ld; ++i) {
+      ASSERT_EQ(before.gradient[t * views.q.ld + i], after.gradient[t * views.q.ld + i]) << t;
+    }
+    for (int64_t i = 0; i < shape.heads * shape.dim; ++i) {
+      const int64_t at = t * shape.heads * shape.dim + i;
+      ASSERT_EQ(before.out[at], after.out[at]) << t;
+    }
+  }
+}
+
+TEST(AttentionTest, DropoutLeavesTheLogSumExpAlone) {
+  const Shape shape{1, 140, 2, 1, 8, true};
+  Shape dropping = shape;
+  dropping.dropout = Drop(0.4f);
+  Trial plain(shape, DType::kF32), dropped(dropping, DType::kF32);
+  const auto ops = MakeCpuOps(1);
+  plain.Forward(ops.get());
+  dropped.Forward(ops.get());
+  EXPECT_EQ(plain.lse, dropped.lse);
+  EXPECT_FALSE(plain.out == dropped.out);
+}
+
+// Sequence 1 of a batch that starts at sample 1000 is sequence 0 of one that starts at 1001.
+TEST(AttentionTest, TheMaskBelongsToTheSampleNotToItsPlaceInTheBatch) {
+  const int64_t seq = 133;
+  Trial two({2, seq, 2, 2, 8, true, {}, Drop(0.4f)}, DType::kF32);
+  Shape second = two.shape;
+  second.batch = 1;
+  second.dropout.first_sample += 1;
+  Trial one(second, DType::kF32);
+  const int64_t elements = Views(second).count;
+  for (int64_t i = 0; i < elements; ++i) {
+    one.qkv.Set(i, static_cast<float>(two.qkv[elements + i]));
+  }
+  const auto ops = MakeCpuOps(1);
+  one.Forward(ops.get());
+  two.Forward(ops.get());
+  for (int64_t i = 0; i < one.out.count(); ++i) {
+    ASSERT_EQ(one.out[i], two.out[one.out.count() + i]) << i;
+  }
+}
+
 TEST(AttentionTest, PositionsSeeNothingAfterThem) {
   const Shape shape{1, 200, 2, 2, 16, true};
   Trial before(shape, DType::kF32), after(shape, DType::kF32);
@@ -309,6 +289,12 @@ TEST(AttentionTest, RefusesWhatCannotBe) {
   EXPECT_THAT(message([](AttentionArgs* a) { a->ld_q = 31; }), HasSubstr("ld_q is 31"));
   EXPECT_THAT(message([](AttentionArgs* a) { a->ld_v = 15; }), HasSubstr("15"));
   EXPECT_THAT(message([](AttentionArgs* a) { a->dtype = DType::kU8; }), HasSubstr("uint8"));
+  EXPECT_THAT(message([](AttentionArgs* a) { a->dropout.rate = 1.5f; }), HasSubstr("1.5"));
+  const std::vector<int32_t> ahead = {0, 2, 2, 2}, falling = {0, 1, 0, 3};
+  EXPECT_THAT(message([&](AttentionArgs* a) { a->document_start = ahead.data(); }),
+              HasSubstr("position 1 is 2, wanted 0 to 1"));
+  EXPECT_THAT(message([&](AttentionArgs* a) { a->document_start = falling.data(); }),
+              HasSubstr("position 2 is 0, wanted 1 to 2"));
 }
 
 }  // namespace

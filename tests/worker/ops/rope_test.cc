@@ -19,17 +19,29 @@ const std::vector<RopeShape> kShapes = {{1, 1, 1, 2, 2},
                                         {3, 130, 2, 34, 68},
                                         {2, 300, 4, 32, 150}};
 
+std::vector<float> Frequencies(const RopeShape& s, double theta) {
+  std::vector<float> frequencies;
+  for (int64_t i = 0; i < s.head_dim / 2; ++i) {
+    frequencies.push_back(static_cast<float>(
+        std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(s.head_dim))));
+  }
+  return frequencies;
+}
+
 Values Rotated(const Values& in, const RopeShape& s, float theta, bool inverse,
-               DType dtype = DType::kF32, int threads = 1, int skip = 0) {
+               DType dtype = DType::kF32, int threads = 1, int skip = 0, int64_t first = 0) {
   Tensor x(dtype, in, skip);
-  Rope(x.data(), s.ld, s.batch, s.seq, s.heads, s.head_dim, theta, inverse, dtype, threads);
+  Rope(x.data(), s.ld, s.batch, s.seq, s.heads, s.head_dim, Frequencies(s, theta).data(), first,
+       inverse, dtype, threads);
   return x.values();
 }
 
 Values Input(const RopeShape& s) { return RandomValues(s.batch * s.seq * s.ld, 1); }
 
-// (x[i], x[i + D/2]) as a complex number, turned by position * theta^(-2i/D).
-Values Reference(Values x, const RopeShape& s, double theta, bool inverse) {
+// (x[i], x[i + D/2]) as a complex number, turned by position * theta^(-2i/D), rounded as
+// documented.
+Values Reference(Values x, const RopeShape& s, double theta, bool inverse, int64_t first_row = 0) {
+  const std::vector<float> frequencies = Frequencies(s, theta);
   for (int64_t row = 0; row < s.batch * s.seq; ++row) {
     for (int64_t head = 0; head < s.heads; ++head) {
       for (int64_t i = 0; i < s.head_dim / 2; ++i) {
@@ -37,8 +49,7 @@ Values Reference(Values x, const RopeShape& s, double theta, bool inverse) {
         double& second =
             x[static_cast<size_t>(row * s.ld + head * s.head_dim + s.head_dim / 2 + i)];
         const double angle =
-            static_cast<double>(row % s.seq) *
-            std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(s.head_dim));
+            static_cast<float>(first_row + row % s.seq) * frequencies[static_cast<size_t>(i)];
         const auto turned =
             std::complex<double>(first, second) * std::polar(1.0, inverse ? -angle : angle);
         first = turned.real();
@@ -62,6 +73,15 @@ TEST(RopeTest, TurnsEveryPairByItsAngleAndLeavesTheRestOfTheRowAlone) {
         }
       }
     }
+  }
+}
+
+// A sequence given in two parts, as a cache is filled, also far from its beginning.
+TEST(RopeTest, PositionsMayBeginAnywhere) {
+  const RopeShape s{1, 30, 2, 64, 128};
+  for (const int64_t first : {1, 29, 1000, 100000}) {
+    ExpectClose(Rotated(Input(s), s, 10000, false, DType::kF32, 1, 0, first),
+                Reference(Input(s), s, 10000, false, first), 1e-7, "rotated");
   }
 }
 
