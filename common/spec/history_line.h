@@ -9,7 +9,6 @@ namespace zeroshard {
 
 // One JSON object on one line, without the newline, the same keys in the same order:
 //   {"step":1,"loss":5.545,"grad_norm":2.5,"learning_rate":5e-05,"tokens":4096,"seconds":0.25}
-// and where the loss of the validation set was measured after the step, "eval_loss" as the last.
 // with "eval_loss" before "seconds" at the steps after which the validation set was measured.
 // Numbers in the shortest form that reads back as the same double; a non-finite one is null. Two
 // runs that trained the same print the same text, but for `seconds`.
