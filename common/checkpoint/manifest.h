@@ -9,8 +9,12 @@
 //
 // A state file is safetensors. Its tensors are fp32 ranges of the model table's tensors, named
 // "<kind>/<tensor>" (whole, in its shape) or "<kind>/<tensor>/<begin>-<end>" (elements, row by
-// row), where kind is master, exp_avg or exp_avg_sq. Padding is not stored; a frozen tensor has
-// only its master. Pure functions, thread-safe.
+// row), where kind is master, exp_avg or exp_avg_sq. Of a tensor that is there in parts the
+// metadata have the whole shape: "shape:wte.weight": "50257x768". Padding is not stored; a frozen
+// tensor has only its master.
+//
+// manifest.json is one JSON object whose last key is the CRC-32C of everything before its comma.
+// Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>

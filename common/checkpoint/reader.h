@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +38,8 @@ struct FoundCheckpoint {
 // complete one is taken, whatever `latest` says. NOT_FOUND lists what was skipped and why.
 absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 
-// Thread-safe. The state files are mapped.
+// Thread-safe. The state files stay open and are read, not mapped: values go straight where they
+// are wanted, no page of them counts as this process's memory, and a disk's error is an error.
 class CheckpointReader {
  public:
   // Checks the manifest, the sizes and every header: the ranges of each tensor and kind tile it
@@ -49,8 +51,11 @@ class CheckpointReader {
   virtual const std::string& path() const = 0;
 
   // Checks the checksums of every share-th file, of `shares`: ranks verify together what they load
-  // together. DATA_LOSS names the file, the checksum seen and the one wanted.
-  virtual absl::Status VerifyFiles(int share, int shares) const = 0;
+  // together. `on_bytes`, where there is one, is told of every part read. DATA_LOSS names the file,
+  // the checksum seen and the one wanted.
+  virtual absl::Status VerifyFiles(
+      int share, int shares,
+      const std::function<void(uint64_t bytes)>& on_bytes = nullptr) const = 0;
 
   // INVALID_ARGUMENT lists up to ten tensors of `model` that the checkpoint lacks, has in another
   // shape, or has beyond it. `moments`: also wants exp_avg and exp_avg_sq of what is trainable.

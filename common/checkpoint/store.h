@@ -40,7 +40,8 @@ struct CheckpointStoreOptions {
   std::string run_id;
   uint32_t keep_last = 0;   // 0: all
   uint64_t keep_every = 0;  // 0: none beyond
-  // The checkpoint that this run goes on from, in `dir` or elsewhere; empty: a fresh start.
+  // The checkpoint that this run goes on from, in `dir` or elsewhere; empty: a fresh start, also
+  // where only weights are taken from one.
   std::string resumed_from;
 };
 
@@ -50,16 +51,20 @@ class CheckpointStore {
   // Makes the folder, takes its lock, and sweeps what a killed save left behind.
   // FAILED_PRECONDITION: another job holds it (naming job, run, host and process), or it holds
   // complete checkpoints of a run that this one does not go on from (naming the newest).
-  // Checkpoints newer than the one resumed from are moved aside, never overwritten.
+  // Checkpoints newer than the one resumed from are moved aside (step-00000150.aside), never
+  // overwritten.
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(
       FileSystem* files, const CheckpointStoreOptions& options);
   virtual ~CheckpointStore() = default;
 
   // An empty folder for the step's files, which every rank writes into. Returns its path.
+  // ALREADY_EXISTS: this step is saved already, completely (the one resumed from).
   virtual absl::StatusOr<std::string> Begin(uint64_t step) = 0;
   // Writes the manifest, renames the folder, replaces `latest`, then deletes what the rule says.
-  // Returns the checkpoint's path.
+  // Returns the checkpoint's path. FAILED_PRECONDITION: a file that the manifest names is not there
+  // as its rank wrote it. An old checkpoint that cannot be deleted is logged and no error.
   virtual absl::StatusOr<std::string> Complete(const Manifest& manifest) = 0;
+  // Removes what a save that failed has written so far.
   virtual void Abandon(uint64_t step) = 0;
 };
 
