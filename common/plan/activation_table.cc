@@ -83,11 +83,14 @@ void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block ke
   scratch.Place("wide", Product({rows, std::max(c.intermediate, qkv)}), dtype);
 }
 
-void PlaceHead(const ModelConfig& c, int64_t micro_batch, DType dtype, Block scratch) {
-  const int64_t rows = Product({micro_batch, c.sequence});
+void PlaceHeadNorm(const ModelConfig& c, int64_t rows, DType dtype, Block scratch) {
   if (c.architecture == Architecture::kGpt2) scratch.Place("norm.mean", rows, DType::kF32);
   scratch.Place("norm.rstd", rows, DType::kF32);
-  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);     // then the gradient of it
+  scratch.Place("norm.out", Product({rows, c.hidden}), dtype);  // then the gradient of it
+}
+
+void PlaceHead(const ModelConfig& c, int64_t micro_batch, DType dtype, Block scratch) {
+  PlaceHeadNorm(c, Product({micro_batch, c.sequence}), dtype, scratch);
   scratch.Place("logits", Product({c.vocab, c.sequence}), dtype);  // of one sequence, [V, T]
   scratch.Place("losses", c.sequence, DType::kF32);
   // A micro-batch of one sequence needs no sum: its products are final.
@@ -123,6 +126,19 @@ ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, in
     PlaceHead(config, micro_batch, dtype, scratch);
   } else {
     PlaceBlock(config, micro_batch, dtype, checkpointing ? scratch : kept, scratch);
+  }
+  return table;
+}
+
+ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_t rows,
+                                DType dtype) {
+  ActivationTable table;
+  const Block scratch(&table.scratch, &table.scratch_bytes);
+  if (kind == UnitKind::kHead) PlaceHeadNorm(config, rows, dtype, scratch);
+  if (kind == UnitKind::kBlock) {
+    ModelConfig part = config;
+    part.sequence = rows;
+    PlaceBlock(part, 1, dtype, scratch, scratch);
   }
   return table;
 }

@@ -41,6 +41,11 @@ struct ActivationTable {
 ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
                                     DType dtype, bool checkpointing);
 
+// Inference over `rows` positions of one sequence: all that a unit needs is scratch, under the
+// names of a training pass.
+ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_t rows,
+                                DType dtype);
+
 // Bytes of all units' kept blocks, one shared scratch block (the largest) and the two [mb*T, C]
 // buffers that carry the gradient from unit to unit (each rounded up to 64 bytes). Sizes past the
 // range of int64 saturate to its largest value.

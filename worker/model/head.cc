@@ -66,10 +66,32 @@ class Head : public HeadUnit {
     return sink->Done(0, norm_.end());
   }
 
+  absl::Status Logits(const UnitContext& ctx, const void* params, const void* lm_head, int64_t rows,
+                      const void* x, float* logits) override {
+    Pass pass{ctx, activations_.GetDecode(rows, ctx.dtype)};
+    pass.batch = 1;
+    pass.sequence = pass.rows = rows;
+    pass.params = params;
+    void* norm_out = pass.At("norm.out");
+    norm_.Forward(pass, x, norm_out);
+    MatmulArgs args;
+    args.a = norm_out;
+    args.b = lm_head;
+    args.c = logits;
+    args.m = rows;
+    args.n = config_.vocab;
+    args.k = config_.hidden;
+    args.transpose_b = true;
+    args.ab_type = ctx.dtype;
+    args.c_type = DType::kF32;
+    return pass.ops().Matmul(args);
+  }
+
  private:
   Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb) {
     Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
     pass.batch = mb.batch;
+    pass.sequence = config_.sequence;
     pass.rows = mb.batch * config_.sequence;
     pass.params = params;
     return pass;

@@ -70,22 +70,30 @@ class SwiGluMlp : public Mlp {
         inner_(config.intermediate),
         gate_(*unit.Find("mlp.gate.weight")),
         up_(*unit.Find("mlp.up.weight")),
-        down_(*unit.Find("mlp.down.weight")) {}
+        down_(*unit.Find("mlp.down.weight")),
+        biased_(config.mlp_bias) {
+    if (!biased_) return;
+    gate_bias_ = *unit.Find("mlp.gate.bias");
+    up_bias_ = *unit.Find("mlp.up.bias");
+    down_bias_ = *unit.Find("mlp.down.bias");
+  }
 
   absl::Status Expand(const Pass& pass, const void* in) override {
-    const absl::Status status = pass.Product(in, false, pass.Parameter(gate_), true,
-                                             pass.At("mlp.gate"), pass.rows, inner_, hidden_);
+    const absl::Status status =
+        pass.Product(in, false, pass.Parameter(gate_), true, pass.At("mlp.gate"), pass.rows, inner_,
+                     hidden_, Bias(pass, gate_bias_));
     if (!status.ok()) return status;
     return pass.Product(in, false, pass.Parameter(up_), true, pass.At("mlp.up"), pass.rows, inner_,
-                        hidden_);
+                        hidden_, Bias(pass, up_bias_));
   }
 
   absl::Status Contract(const Pass& pass, void* out) override {
     return pass.Product(Activation(pass), false, pass.Parameter(down_), false, out, pass.rows,
-                        hidden_, inner_);
+                        hidden_, inner_, Bias(pass, down_bias_));
   }
 
   absl::Status BackwardContract(const Pass& pass, const void* d_out) override {
+    if (biased_) pass.BiasGradient(down_bias_, d_out);
     absl::Status status = pass.MatrixGradient(down_, Activation(pass), d_out, inner_, hidden_);
     if (!status.ok()) return status;
     void* wide = pass.At("wide");
@@ -99,6 +107,10 @@ class SwiGluMlp : public Mlp {
   }
 
   absl::Status BackwardExpand(const Pass& pass, const void* in) override {
+    if (biased_) {
+      pass.BiasGradient(gate_bias_, pass.At("mlp.gate"));
+      pass.BiasGradient(up_bias_, pass.At("mlp.up"));
+    }
     const absl::Status status =
         pass.MatrixGradient(gate_, pass.At("mlp.gate"), in, inner_, hidden_);
     if (!status.ok()) return status;
@@ -117,6 +129,10 @@ class SwiGluMlp : public Mlp {
   int64_t contract_offset() const override { return down_.offset; }
 
  private:
+  const void* Bias(const Pass& pass, const ParameterInfo& p) const {
+    return biased_ ? pass.Parameter(p) : nullptr;
+  }
+
   const void* Activation(const Pass& pass) const {
     void* wide = pass.At("wide");
     pass.ops().SwiGluForward(pass.At("mlp.gate"), pass.At("mlp.up"), pass.rows * inner_,
@@ -129,6 +145,8 @@ class SwiGluMlp : public Mlp {
   const ParameterInfo gate_;
   const ParameterInfo up_;
   const ParameterInfo down_;
+  const bool biased_;
+  ParameterInfo gate_bias_, up_bias_, down_bias_;  // where biased
 };
 
 }  // namespace

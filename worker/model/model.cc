@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "worker/model/block.h"
@@ -7,16 +8,22 @@
 
 namespace zeroshard {
 
+int64_t DecodeScratchBytes(const ModelConfig& config, int64_t rows, DType dtype) {
+  return std::max(MakeDecodeTable(config, UnitKind::kBlock, rows, dtype).scratch_bytes,
+                  MakeDecodeTable(config, UnitKind::kHead, rows, dtype).scratch_bytes);
+}
+
 Model MakeModel(ModelTable table, bool checkpointing) {
   Model model;
   const ModelConfig& config = table.config;
-  for (const UnitTable& unit : table.units) {
+  for (size_t u = 0; u < table.units.size(); ++u) {
+    const UnitTable& unit = table.units[u];
     switch (unit.kind) {
       case UnitKind::kEmbedding:
         model.embedding = MakeEmbedding(config, unit);
         break;
       case UnitKind::kBlock:
-        model.blocks.push_back(MakeBlock(config, unit, checkpointing));
+        model.blocks.push_back(MakeBlock(config, unit, static_cast<int64_t>(u), checkpointing));
         break;
       case UnitKind::kHead: {
         const ParameterInfo& matrix =

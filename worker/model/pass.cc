@@ -3,12 +3,29 @@
 namespace zeroshard {
 
 const ActivationTable& ActivationCache::Get(int64_t micro_batch, DType dtype) {
-  if (micro_batch != micro_batch_ || dtype != dtype_) {
-    table_ = MakeActivationTable(config_, kind_, micro_batch, dtype, checkpointing_);
-    micro_batch_ = micro_batch;
-    dtype_ = dtype;
+  if (micro_batch != training_.size || dtype != training_.dtype) {
+    training_ = {micro_batch, dtype,
+                 MakeActivationTable(config_, kind_, micro_batch, dtype, checkpointing_)};
   }
-  return table_;
+  return training_.table;
+}
+
+const ActivationTable& ActivationCache::GetDecode(int64_t rows, DType dtype) {
+  if (rows != decode_.size || dtype != decode_.dtype) {
+    decode_ = {rows, dtype, MakeDecodeTable(config_, kind_, rows, dtype)};
+  }
+  return decode_.table;
+}
+
+DropoutArgs Pass::Dropout(float rate, uint32_t site) const {
+  DropoutArgs args;
+  if (mb == nullptr || !mb->dropout || rate <= 0) return args;
+  args.rate = rate;
+  args.seed = mb->seed;
+  args.step = mb->step;
+  args.site = site;
+  args.first_sample = mb->first_sample;
+  return args;
 }
 
 void* Pass::At(absl::string_view name) const {

@@ -21,31 +21,52 @@ inline const void* Advance(const void* pointer, int64_t elements, DType dtype) {
   return static_cast<const char*>(pointer) + elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
-// A unit's activation table for the micro-batch and type last asked for. Not thread-safe.
+// A unit's activation tables for the sizes and type last asked for. Not thread-safe.
 class ActivationCache {
  public:
   ActivationCache(const ModelConfig& config, UnitKind kind, bool checkpointing)
       : config_(config), kind_(kind), checkpointing_(checkpointing) {}
   // Valid until the next call.
   const ActivationTable& Get(int64_t micro_batch, DType dtype);
+  // Of inference (MakeDecodeTable). Valid until its next call.
+  const ActivationTable& GetDecode(int64_t rows, DType dtype);
 
  private:
+  struct Kept {
+    int64_t size = -1;
+    DType dtype = DType::kF32;
+    ActivationTable table;
+  };
   ModelConfig config_;
   UnitKind kind_;
   bool checkpointing_;
-  int64_t micro_batch_ = -1;
-  DType dtype_ = DType::kF32;
-  ActivationTable table_;
+  Kept training_, decode_;
 };
+
+// The places of a unit where elements are dropped in training.
+enum class DropoutPlace : uint8_t {
+  kEmbedding,
+  kAttentionWeights,
+  kAttentionOutput,
+  kMlpOutput,
+};
+// DropoutArgs::site: four a unit. Part of what a run's numbers depend on: never renumbered.
+constexpr uint32_t DropoutSite(int64_t unit_index, DropoutPlace place) {
+  return static_cast<uint32_t>(unit_index) * 4 + static_cast<uint32_t>(place);
+}
 
 // All pointers are borrowed for the call.
 struct Pass {
   const UnitContext& ctx;
   const ActivationTable& activations;
-  int64_t batch = 0;             // sequences
-  int64_t rows = 0;              // tokens: batch x T
-  const void* params = nullptr;  // the unit's flat vector
-  void* gradients = nullptr;     // likewise, in backward
+  int64_t batch = 0;               // sequences
+  int64_t sequence = 0;            // tokens of each: T; in inference as many as are new
+  int64_t rows = 0;                // tokens: batch x sequence
+  const void* params = nullptr;    // the unit's flat vector
+  void* gradients = nullptr;       // likewise, in backward
+  const MicroBatch* mb = nullptr;  // in training
+  const KvCache* cache = nullptr;  // in inference, by blocks
+  int64_t past = 0;                // position of the first row in its sequence
 
   Ops& ops() const { return *ctx.ops; }
   DType dtype() const { return ctx.dtype; }
@@ -53,6 +74,9 @@ struct Pass {
     return Advance(params, p.offset, ctx.dtype);
   }
   void* Gradient(const ParameterInfo& p) const { return Advance(gradients, p.offset, ctx.dtype); }
+
+  // The mask of `site` for this micro-batch; rate 0 where none is to be applied.
+  DropoutArgs Dropout(float rate, uint32_t site) const;
 
   // An entry of the unit's activation table, kept or scratch; it must exist.
   void* At(absl::string_view name) const;

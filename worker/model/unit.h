@@ -51,6 +51,17 @@ struct UnitContext {
   void* scratch = nullptr;  // shared block of at least ActivationTable::scratch_bytes
 };
 
+// Keys and values of the positions so far of one sequence, of one block: [capacity, KV*D] each, in
+// the context's type. Borrowed.
+struct KvCache {
+  void* keys = nullptr;
+  void* values = nullptr;
+  int64_t capacity = 0;
+};
+
+// Scratch for Decode and Logits of `rows` positions: bytes of UnitContext::scratch.
+int64_t DecodeScratchBytes(const ModelConfig& config, int64_t rows, DType dtype);
+
 class BlockUnit {
  public:
   virtual ~BlockUnit() = default;
@@ -62,6 +73,11 @@ class BlockUnit {
   // dy -> dx, which may be the same buffer. With checkpointing it first repeats the forward.
   virtual absl::Status Backward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                                 const void* x, const void* dy, void* dx, GradientSink* sink) = 0;
+  // Inference: positions [past, past + rows) of one sequence, x and y [rows, C], one attending to
+  // all before it. Adds their keys and values to `cache`; ctx.kept is not used. With past = 0 the
+  // numbers are Forward's. INVALID_ARGUMENT where the cache is too short.
+  virtual absl::Status Decode(const UnitContext& ctx, const void* params, int64_t past,
+                              int64_t rows, const KvCache& cache, const void* x, void* y) = 0;
 };
 
 class EmbeddingUnit {
@@ -69,10 +85,15 @@ class EmbeddingUnit {
   virtual ~EmbeddingUnit() = default;
   virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                                void* y) = 0;
-  // The token table's gradient as rows (Ops::EmbeddingBackwardRows): ids [mb*T], rows [mb*T, C] in
-  // ctx.dtype; the position table's (gpt2) through the sink. Needs no parameters.
+  // `dy` is not changed. The token table's gradient as rows (Ops::EmbeddingBackwardRows): ids
+  // [mb*T], rows [mb*T, C] in ctx.dtype; the position table's (gpt2) through the sink. Needs no
+  // parameters.
   virtual absl::Status Backward(const UnitContext& ctx, const MicroBatch& mb, const void* dy,
                                 int32_t* ids, void* rows, GradientSink* sink) = 0;
+  // Inference: y [rows, C] of the tokens at positions [past, past + rows). INVALID_ARGUMENT for a
+  // position beyond gpt2's table or a token that is not in the vocabulary.
+  virtual absl::Status Decode(const UnitContext& ctx, const void* params, int64_t past,
+                              int64_t rows, const int32_t* tokens, void* y) = 0;
 };
 
 struct LossResult {
@@ -93,6 +114,9 @@ class HeadUnit {
                                        const void* lm_head, const MicroBatch& mb, const void* x,
                                        void* dx, GradientSink* sink, GradientSink* head_sink,
                                        int64_t head_offset, LossResult* result) = 0;
+  // Inference: the fp32 logits [rows, V] of x [rows, C].
+  virtual absl::Status Logits(const UnitContext& ctx, const void* params, const void* lm_head,
+                              int64_t rows, const void* x, float* logits) = 0;
 };
 
 struct Model {
