@@ -14,7 +14,7 @@ readonly BUILD_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the checks in tests/ and .ci/ call.
-readonly TEST_PACKAGES=(clang-format shellcheck curl prometheus debootstrap)
+readonly TEST_PACKAGES=(clang clang-format libclang-rt-14-dev shellcheck curl prometheus debootstrap)
 
 usage() {
   cat <<USAGE

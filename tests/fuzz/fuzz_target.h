@@ -1,4 +1,4 @@
-// What a fuzz target defines, for libFuzzer as for seeded_main.cc.
+// What a fuzz target defines, for libFuzzer (libfuzzer_seeds.cc) as for seeded_main.cc.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,12 @@
-// Runs a fuzz target over its seeds and `argv[1]` mutations of them, the same ones in every run.
-// Prints the input in hex before it is run where ZEROSHARD_FUZZ_VERBOSE is set.
+// Runs a fuzz target over its seeds, the files of the folder argv[2] (which need not exist) and
+// argv[1] mutations of both, the same ones in every run. Prints the input in hex before it is run
+// where ZEROSHARD_FUZZ_VERBOSE is set.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 
 #include "tests/fuzz/fuzz_target.h"
@@ -45,7 +49,7 @@ void Mutate(const std::vector<std::string>& seeds, Random* random, std::string* 
       break;
     case 4: {
       const std::string& other = seeds[Below(random, seeds.size())];
-      const size_t from = Below(random, other.size());
+      const size_t from = Below(random, other.size() + 1);
       input->insert(at, other.substr(from, Below(random, 64)));
       break;
     }
@@ -71,14 +75,33 @@ void Run(const std::string& input) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
 }
 
+// The contents of the folder's files, in the order of their names.
+std::vector<std::string> ReadCorpus(const std::string& folder) {
+  std::vector<std::filesystem::path> paths;
+  std::error_code missing;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
+    if (entry.is_regular_file()) paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> contents;
+  for (const std::filesystem::path& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    contents.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  return contents;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s MUTATIONS\n", argv[0]);
+  if (argc != 2 && argc != 3) {
+    std::fprintf(stderr, "usage: %s MUTATIONS [CORPUS]\n", argv[0]);
     return 2;
   }
-  const std::vector<std::string> seeds = zeroshard::FuzzSeeds();
+  std::vector<std::string> seeds = zeroshard::FuzzSeeds();
+  if (argc == 3) {
+    for (std::string& input : ReadCorpus(argv[2])) seeds.push_back(std::move(input));
+  }
   for (const std::string& seed : seeds) Run(seed);
   Random random(20);
   for (long i = std::atol(argv[1]); i > 0; --i) {
