@@ -20,7 +20,9 @@ std::string Says(const v1::ReportEndRequest& report) {
 
 // Failed by itself, and blames nobody else.
 bool OwnFault(const RankEvidence& evidence) {
-  return evidence.failed && !IsNetworkCode(evidence.failed->error_code()) &&
+  if (!evidence.failed) return false;
+  if (AskedToLeave(*evidence.failed, evidence.rank)) return true;
+  return !IsNetworkCode(evidence.failed->error_code()) &&
          (!evidence.failed->has_blamed_rank() || evidence.failed->blamed_rank() == evidence.rank);
 }
 
@@ -56,6 +58,11 @@ const RankEvidence* ReportAgainst(const std::vector<RankEvidence>& ranks, uint32
 std::string NameOfRank(uint32_t rank, const std::string& member, const std::string& host) {
   return absl::StrCat("rank ", rank, " (", member, " on ", host.empty() ? "an unknown host" : host,
                       ")");
+}
+
+bool AskedToLeave(const v1::ReportEndRequest& end, uint32_t rank) {
+  return !end.completed() && end.error_code() == "CANCELLED" && end.has_blamed_rank() &&
+         end.blamed_rank() == rank;
 }
 
 bool IsNetworkCode(const std::string& code) {

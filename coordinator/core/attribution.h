@@ -38,7 +38,8 @@ struct Blame {
 
 // The strongest evidence wins, the earliest among equals:
 //   1. a process that ended
-//   2. a rank that was lost, or failed by an error of its own (no broken connection, no deadline)
+//   2. a rank that was lost, or failed by an error of its own (no broken connection, no deadline),
+//   or was told to leave
 //   3. a rank blamed by peers: a broken stream first, then by how many peers, then by fewest own
 //   accusations
 //   4. the first rank that reported anything
@@ -47,6 +48,9 @@ Blame Attribute(const std::vector<RankEvidence>& ranks);
 
 // "rank 1 (worker-1 on host-b)".
 std::string NameOfRank(uint32_t rank, const std::string& member, const std::string& host);
+
+// A rank that stopped because its worker was told to leave blames itself and nobody else.
+bool AskedToLeave(const v1::ReportEndRequest& end, uint32_t rank);
 
 // Codes with which a rank says that a peer or a link broke, or that it was told to stop.
 bool IsNetworkCode(const std::string& code);

@@ -20,8 +20,11 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
     run.events = std::move(loaded.events);
     run.first = loaded.first;
     run.last = loaded.last;
+    run.sampled = std::move(loaded.sampled);
     // The log is written before the history: a crash between them leaves the row ahead of it.
-    if (run.job.state != v1::JOB_STATE_COMPLETED) run.job.committed_step = run.last.step();
+    if (run.job.state != v1::JOB_STATE_COMPLETED) {
+      run.job.committed_step = std::max(run.job.first_step - 1, run.last.step());
+    }
     for (auto& [rank, record] : loaded.ranks) {
       if (rank != run.ranks.size()) break;
       run.ranks.emplace_back().record = std::move(record);
@@ -50,7 +53,8 @@ Decision Core::Start(const Moment& given) {
   out.reasons.push_back(absl::StrCat("term ", term_, " of cluster ", cluster_id_));
   for (auto& [run_id, run] : runs_) {
     if (IsEnded(run.job.state)) continue;
-    out.actions.push_back(PrepareFolder{run.job.spec.name(), run_id});
+    out.actions.push_back(
+        PrepareFolder{run.job.spec.name(), run_id, run.job.history_of, run.job.first_step});
     out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
@@ -65,12 +69,22 @@ Decision Core::Start(const Moment& given) {
              absl::StrCat("the coordinator started again (term ", term_, ") at step ",
                           run.job.committed_step, "; waiting for ", run.World(), " ranks"),
              moment, &out);
+    if (run.job.saving) {
+      run.save_deadline = *run.return_deadline + SaveTimeout(run.job.spec);
+      WakeBy(*run.save_deadline);
+    }
     for (RankState& rank : run.ranks) {
       if (!rank.record.ended || rank.record.end.completed()) continue;
       rank.evidence_order = next_evidence_++;
-      BeginFailure(run, rank.record.end.message(), moment, &out);
+      if (!MayHaveSaved(run, rank)) {
+        BeginFailure(run, rank.record.end.message(), moment, &out);
+      } else if (!run.save_deadline) {
+        run.save_deadline = *run.return_deadline + CollectiveTimeout(run.job.spec);
+        WakeBy(*run.save_deadline);
+      }
     }
     MaybeComplete(run, moment, &out);
+    MaybeSaved(run, moment, &out);
   }
   return out;
 }

@@ -42,8 +42,11 @@ class Core {
   //   GetKey, ArriveAtBarrier: DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INVALID_ARGUMENT.
   //   ReportSteps: OUT_OF_RANGE: a gap; the message says which step is wanted.
   //     INVALID_ARGUMENT: not rank 0, a step beyond the last, a value that is not finite.
+  //     Of checkpoints and samples: INVALID_ARGUMENT: a step that the job does not have, a value
+  //     that is not finite.
   //   Submit: ALREADY_EXISTS: a job of that name has not ended. RESOURCE_EXHAUSTED: too many jobs.
-  //   Cancel: NOT_FOUND lists what there is. FAILED_PRECONDITION: it ended otherwise.
+  //   Cancel: NOT_FOUND lists what there is. FAILED_PRECONDITION: it ended otherwise; with `save`
+  //     also: it has no checkpoint section, or is failing.
   Decision Decide(const Event& event, const Moment& moment);
 
   // When a Tick is due at the latest, on the clock of Moment::now.
@@ -82,6 +85,7 @@ class Core {
   // core_jobs.cc
   void On(const Submit& event, const Moment& moment, Decision* out);
   void On(const Cancel& event, const Moment& moment, Decision* out);
+  void GoOnFrom(const Checkpoint& checkpoint, Run* run) const;
   void Schedule(const Moment& moment, Decision* out);
   std::vector<Member*> Choose(const v1::JobSpec& spec, std::string* why_not);
   // RESOURCE_EXHAUSTED when the planned bytes of the ranks on a host are more than it has.
@@ -111,8 +115,8 @@ class Core {
   void MarkPresent(Run& run, RankState& rank, const Moment& moment, Decision* out);
   void SendAssign(const Run& run, const RankState& rank, SessionId session, Decision* out) const;
   void SendStop(const std::string& run_id, uint64_t generation, const std::string& reason,
-                SessionId session, Decision* out) const;
-  void StopOthers(Run& run, const std::string& reason, Decision* out);
+                SessionId session, Decision* out, bool save = false) const;
+  void StopOthers(Run& run, const std::string& reason, Decision* out, bool save = false);
   void BeginFailure(Run& run, const std::string& first_sign, const Moment& moment, Decision* out);
   void MaybeConclude(Run& run, const Moment& moment, Decision* out);
   void MaybeComplete(Run& run, const Moment& moment, Decision* out);
@@ -120,6 +124,17 @@ class Core {
   void CheckProgress(Run& run, const Moment& moment, Decision* out);
   std::vector<RankEvidence> Evidence(const Run& run, const Moment& moment) const;
   std::string DescribeRank(const Run& run, uint32_t rank, const Moment& moment) const;
+
+  // core_saves.cc
+  absl::Status TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body, const Moment& moment,
+                               Decision* out);
+  absl::Status TakeSamples(Run& run, const v1::ReportStepsRequest& body, Decision* out);
+  void AddCheckpointEvent(Run& run, const std::string& text, const Moment& moment, Decision* out);
+  absl::Status SaveAndCancel(Run& run, const Moment& moment, Decision* out);
+  void MaybeSaved(Run& run, const Moment& moment, Decision* out);
+  void CheckSave(Run& run, const Moment& moment, Decision* out);
+  // Ends a run that was saving or whose ranks were; `trouble`: what kept them from it.
+  void EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out);
 
   // views.cc
   v1::JobStatus Brief(const Run& run) const;

@@ -9,6 +9,18 @@
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
+namespace {
+
+constexpr ptrdiff_t kMaxSkippedShown = 10;
+constexpr size_t kMaxSkippedBytes = 1024;
+
+std::string DescribeStart(const Checkpoint& from) {
+  return absl::StrCat("goes on from ", from.resume.weights_only() ? "the weights of " : "",
+                      "the checkpoint of step ", from.step, ", ", from.resume.checkpoint());
+}
+
+}  // namespace
+
 void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   const auto refuse = [&](absl::Status status) {
     out->actions.push_back(Reply{event.request, std::move(status), "", 0});
@@ -48,13 +60,34 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   run.job.spec = event.spec;
   run.job.plan = event.plan;
   run.job.submitted_unix_ms = moment.unix_ms;
+  if (event.from) GoOnFrom(*event.from, &run);
   by_order_[run.job.order] = run_id;
   newest_[name] = run_id;
   SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
-  out->actions.push_back(PrepareFolder{name, run_id});
+  if (event.from) {
+    AddEvent(run, DescribeStart(*event.from), moment, out);
+    for (const std::string& skipped : event.from->skipped) {
+      if (&skipped - event.from->skipped.data() == kMaxSkippedShown) break;
+      AddEvent(run, absl::StrCat("not used: ", skipped.substr(0, kMaxSkippedBytes)), moment, out);
+    }
+  }
+  out->actions.push_back(PrepareFolder{name, run_id, run.job.history_of, run.job.first_step});
   out->actions.push_back(Measure{MetricKind::kJobStarted, name, 0});
   Schedule(moment, out);
   out->actions.push_back(Reply{event.request, absl::OkStatus(), run_id, 0});
+}
+
+void Core::GoOnFrom(const Checkpoint& checkpoint, Run* run) const {
+  run->job.resume = checkpoint.resume;
+  if (checkpoint.resume.weights_only()) return;
+  run->job.first_step = checkpoint.step + 1;
+  run->job.committed_step = checkpoint.step;
+  // Another coordinator may have given out the same run id: its checkpoints are elsewhere.
+  const auto writer = runs_.find(checkpoint.run_id);
+  if (writer != runs_.end() && writer->second.job.spec.name() == run->job.spec.name() &&
+      writer->second.job.spec.checkpoint().dir() == checkpoint.dir) {
+    run->job.history_of = checkpoint.run_id;
+  }
 }
 
 void Core::On(const Cancel& event, const Moment& moment, Decision* out) {
@@ -68,8 +101,13 @@ void Core::On(const Cancel& event, const Moment& moment, Decision* out) {
     status = absl::FailedPreconditionError(
         absl::StrCat("job ", run->job.spec.name(), " (run ", run->job.run_id, ") is ",
                      NameOfState(run->job.state), " already: ", run->job.reason));
+  } else if (event.save) {
+    status = SaveAndCancel(*run, moment, out);
   } else {
-    EndJob(*run, v1::JOB_STATE_CANCELLED, "cancelled by a client", moment, out);
+    EndJob(*run, v1::JOB_STATE_CANCELLED,
+           absl::StrCat("cancelled by a client",
+                        run->job.saving ? " before its checkpoint was complete" : ""),
+           moment, out);
   }
   out->actions.push_back(
       Reply{event.request, std::move(status), run == nullptr ? "" : run->job.run_id, 0});
@@ -249,6 +287,8 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   run.verdict_deadline.reset();
   run.return_deadline.reset();
   run.steps_deadline.reset();
+  run.save_deadline.reset();
+  run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
   SetState(run, state, reason, moment, out);
   out->actions.push_back(Measure{MetricKind::kJobEnded, run.job.spec.name(), 0});

@@ -107,6 +107,15 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
     }
   }
   OnState(member, hello.has_running(), hello.running(), hello.progress(), moment, out);
+  // What it was told on a connection that broke, or by a coordinator that is gone.
+  if (!hello.has_running() || !member.assignment) return;
+  const auto found = runs_.find(member.assignment->run_id);
+  if (found == runs_.end() || !found->second.Live()) return;
+  const Run& run = found->second;
+  if (!run.job.saving || run.Failing() || run.job.generation != member.assignment->generation) {
+    return;
+  }
+  SendStop(run.job.run_id, run.job.generation, run.job.reason, session, out, /*save=*/true);
 }
 
 void Core::OnState(Member& member, bool running, const v1::Fence& fence,

@@ -175,9 +175,16 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
                                                           " steps; wanted at most ",
                                                           options_.max_records_per_report)));
   }
+  for (const int count : {event.body.checkpoints_size(), event.body.samples_size()}) {
+    if (static_cast<size_t>(count) <= options_.max_records_per_report) continue;
+    return refuse(absl::InvalidArgumentError(
+        absl::StrCat("a report of ", count, " checkpoints or samples; wanted at most ",
+                     options_.max_records_per_report)));
+  }
   Heard(*run, *rank, nullptr, moment, out);
   AppendHistory action{run->job.spec.name(), run->job.run_id, {}};
   uint64_t committed = run->job.committed_step;
+  uint64_t unmeasured = 0;  // the last step whose loss on the validation set is not finite
   for (const v1::StepRecord& record : event.body.records()) {
     if (record.step() <= committed) continue;
     if (record.step() != committed + 1) {
@@ -199,6 +206,9 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     }
     committed = record.step();
     action.records.push_back(record);
+    if (!record.has_eval_loss() || std::isfinite(record.eval_loss())) continue;
+    action.records.back().clear_eval_loss();
+    unmeasured = record.step();
   }
   if (!action.records.empty()) {
     if (run->first.step() == 0) run->first = action.records.front();
@@ -210,6 +220,14 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     out->actions.push_back(std::move(action));
     out->actions.push_back(RunChanged{run->job.run_id});
   }
+  if (unmeasured != 0) {
+    AddEvent(*run,
+             absl::StrCat("the loss on the validation set after step ", unmeasured,
+                          " is not finite; it is left out of the history"),
+             moment, out);
+  }
+  if (status.ok()) status = TakeCheckpoints(*run, event.body, moment, out);
+  if (status.ok()) status = TakeSamples(*run, event.body, out);
   refuse(std::move(status));
   MaybeComplete(*run, moment, out);
 }
@@ -240,10 +258,20 @@ void Core::On(const ReportEnd& event, const Moment& moment, Decision* out) {
   const v1::ReportEndRequest& end = rank->record.end;
   if (end.completed()) {
     MaybeComplete(*run, moment, out);
+    MaybeSaved(*run, moment, out);
     if (run->Live() && run->Failing()) MaybeConclude(*run, moment, out);
     return;
   }
   rank->evidence_order = rank->evidence_order == 0 ? next_evidence_++ : rank->evidence_order;
+  if (!run->Failing() && MayHaveSaved(*run, *rank)) {
+    // The others have stopped too: that was agreed before the checkpoint was written.
+    if (!run->save_deadline) {
+      run->save_deadline = moment.now + CollectiveTimeout(run->job.spec);
+      WakeBy(*run->save_deadline);
+    }
+    MaybeSaved(*run, moment, out);
+    return;
+  }
   if (end.has_blamed_rank() && end.blamed_rank() < run->World() &&
       end.blamed_rank() != fence.rank()) {
     run->ranks[end.blamed_rank()].accusers[fence.rank()] =
@@ -283,7 +311,8 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
     entry.set_host(peer.record.host);
   }
   *assign.mutable_spec() = run.job.spec;
-  assign.set_first_step(run.job.committed_step + 1);
+  assign.set_first_step(run.job.first_step);
+  if (!run.job.resume.checkpoint().empty()) *assign.mutable_resume() = run.job.resume;
   const v1::ParallelSpec& parallel = run.job.spec.parallel();
   const uint32_t tensor = std::max<uint32_t>(1, parallel.tensor());
   const uint32_t pipeline = std::max<uint32_t>(1, parallel.pipeline());
@@ -294,21 +323,22 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
 }
 
 void Core::SendStop(const std::string& run_id, uint64_t generation, const std::string& reason,
-                    SessionId session, Decision* out) const {
+                    SessionId session, Decision* out, bool save) const {
   if (session == 0) return;
   v1::CoordinatorMessage message;
   message.mutable_stop()->set_run_id(run_id);
   message.mutable_stop()->set_generation(generation);
   message.mutable_stop()->set_reason(reason);
+  message.mutable_stop()->set_save(save);
   out->actions.push_back(SendToSession{session, std::move(message)});
 }
 
-void Core::StopOthers(Run& run, const std::string& reason, Decision* out) {
+void Core::StopOthers(Run& run, const std::string& reason, Decision* out, bool save) {
   for (const RankState& rank : run.ranks) {
     if (rank.record.ended || rank.lost || rank.exit) continue;
     const Member* member = members_.Find(rank.record.member);
     if (member == nullptr || member->hello.incarnation() != rank.record.incarnation) continue;
-    SendStop(run.job.run_id, run.job.generation, reason, member->session, out);
+    SendStop(run.job.run_id, run.job.generation, reason, member->session, out, save);
   }
 }
 
@@ -318,6 +348,7 @@ void Core::BeginFailure(Run& run, const std::string& first_sign, const Moment& m
   run.verdict_deadline = moment.now + options_.verdict_grace;
   run.return_deadline.reset();
   run.steps_deadline.reset();
+  run.save_deadline.reset();
   WakeBy(*run.verdict_deadline);
   run.job.reason = absl::StrCat("stopping: ", first_sign);
   run.generation->Close(absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
@@ -359,7 +390,18 @@ void Core::MaybeConclude(Run& run, const Moment& moment, Decision* out) {
   const bool spoken = std::all_of(run.ranks.begin(), run.ranks.end(),
                                   [](const RankState& rank) { return rank.record.ended; });
   if (!known && !spoken && moment.now < *run.verdict_deadline) return;
-  EndJob(run, v1::JOB_STATE_FAILED, Attribute(Evidence(run, moment)).message, moment, out);
+  const Blame blame = Attribute(Evidence(run, moment));
+  std::string reason = blame.message;
+  for (const RankState& rank : run.ranks) {
+    if (rank.record.rank == blame.rank || !rank.record.ended ||
+        !AskedToLeave(rank.record.end, rank.record.rank)) {
+      continue;
+    }
+    absl::StrAppend(&reason, "; ",
+                    NameOfRank(rank.record.rank, rank.record.member, rank.record.host), ": ",
+                    rank.record.end.message());
+  }
+  EndSaved(run, reason, moment, out);
 }
 
 void Core::MaybeComplete(Run& run, const Moment& moment, Decision* out) {
@@ -425,6 +467,10 @@ void Core::CheckRuns(const Moment& moment, Decision* out) {
             absl::StrCat("rank ", rank.record.rank, " (", rank.record.member, "): ", *rank.lost),
             moment, out);
       }
+      continue;
+    }
+    if (run.save_deadline && moment.now >= *run.save_deadline) {
+      CheckSave(run, moment, out);
       continue;
     }
     if (run.steps_deadline && moment.now >= *run.steps_deadline) {

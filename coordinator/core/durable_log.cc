@@ -25,6 +25,9 @@ struct Applier {
     job->events[record.index] = record.event;
     while (job->events.size() > kMaxEvents) job->events.erase(job->events.begin());
   }
+  void operator()(const EventForgottenRecord& record) const {
+    if (LoadedJob* job = Find(record.run_id)) job->events.erase(record.index);
+  }
   void operator()(const FenceRecord& record) const { state->fences[record.incarnation] = record; }
   void operator()(const KeyRecord& record) const {
     if (LoadedJob* job = Find(record.run_id)) job->keys[record.key] = record.value;

@@ -38,6 +38,11 @@ struct JobRecord {
   int64_t submitted_unix_ms = 0;
   int64_t ended_unix_ms = 0;
   std::vector<v1::ShardPlan> plan;
+  uint64_t first_step = 1;
+  v1::Resume resume;                // without a checkpoint: a fresh start
+  v1::CheckpointRecord checkpoint;  // the newest complete one of this run; step 0: none
+  bool saving = false;              // it is cancelled once a checkpoint is written
+  std::string history_of;           // the run whose history and samples it goes on from, if any
 };
 // Key: run_id, rank. The member that holds the rank in the current generation, and how its part
 // ended.
@@ -56,6 +61,11 @@ struct EventRecord {
   std::string run_id;
   uint64_t index = 0;
   v1::JobEvent event;
+};
+// Key: run_id, index. The event made room for others.
+struct EventForgottenRecord {
+  std::string run_id;
+  uint64_t index = 0;
 };
 // Key: incarnation. Never accepted again.
 struct FenceRecord {
@@ -87,9 +97,9 @@ struct JobForgottenRecord {
   std::string run_id;
 };
 
-using LogRecord =
-    std::variant<CounterRecord, ClusterRecord, JobRecord, RankRecord, EventRecord, FenceRecord,
-                 KeyRecord, BarrierRecord, GenerationClosedRecord, JobForgottenRecord>;
+using LogRecord = std::variant<CounterRecord, ClusterRecord, JobRecord, RankRecord, EventRecord,
+                               EventForgottenRecord, FenceRecord, KeyRecord, BarrierRecord,
+                               GenerationClosedRecord, JobForgottenRecord>;
 
 inline constexpr uint64_t kMaxEvents = 200;  // of one run
 
@@ -102,9 +112,11 @@ struct LoadedJob {
   std::map<uint64_t, v1::JobEvent> events;  // by index
   std::map<std::string, std::string> keys;  // of the current generation
   std::vector<std::string> barriers;        // complete, of the current generation
-  // From the history file, filled in by whoever holds it; empty records have step 0.
+  // From the history and samples files, filled in by whoever holds them: this run's own steps
+  // (empty records have step 0), and by prompt the last step of which there is a sample.
   v1::StepRecord first;
   v1::StepRecord last;
+  std::map<std::string, uint64_t> sampled;
 };
 
 struct LoadedState {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -57,14 +58,25 @@ struct ReportExit {
   RequestId request = 0;
   v1::ReportExitRequest body;
 };
+// A complete checkpoint that fits the job, found by whoever reads files.
+struct Checkpoint {
+  v1::Resume resume;
+  uint64_t step = 0;  // of the last update in it
+  // The run that wrote it, and the folder of checkpoints in that run's specification.
+  std::string run_id;
+  std::string dir;
+  std::vector<std::string> skipped;  // newer ones that are not complete, each with its reason
+};
 struct Submit {
   RequestId request = 0;
   v1::JobSpec spec;  // normalised and valid
   std::vector<v1::ShardPlan> plan;
+  std::optional<Checkpoint> from = std::nullopt;  // none: a fresh start
 };
 struct Cancel {
   RequestId request = 0;
   std::string job;
+  bool save = false;  // write a checkpoint first
 };
 // The caller went away: no answer is wanted any more.
 struct RequestDropped {
@@ -96,11 +108,19 @@ struct Reply {
 struct PrepareFolder {
   std::string job;
   std::string run_id;
+  // The new history and samples begin with what this run's say of the steps before `first_step`.
+  std::string history_of;  // empty: nothing
+  uint64_t first_step = 1;
 };
 struct AppendHistory {
   std::string job;
   std::string run_id;
   std::vector<v1::StepRecord> records;
+};
+struct AppendSamples {
+  std::string job;
+  std::string run_id;
+  std::vector<v1::SampleRecord> samples;
 };
 struct AppendLog {
   std::string job;
@@ -127,7 +147,7 @@ struct Measure {
 };
 
 using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
-                            AppendLog, RunChanged, Measure>;
+                            AppendSamples, AppendLog, RunChanged, Measure>;
 
 // Records are made durable first, all or none; then the actions are carried out in order.
 struct Decision {

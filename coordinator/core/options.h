@@ -31,7 +31,10 @@ struct CoreOptions {
   size_t max_key_bytes_per_generation = 64 << 20;  // keys and values together
   size_t max_barriers = 4096;                      // names of one generation that are remembered
   size_t max_waiting_per_rank = 64;                // calls of one rank that wait
-  size_t max_records_per_report = 10000;
+  size_t max_records_per_report = 10000;           // of steps, of checkpoints and of samples
+  size_t max_sample_bytes = 64 << 10;              // of a prompt, of a text; what is longer is cut
+  size_t max_sample_prompts = 10000;               // of one run, that repetitions are known of
+  size_t max_checkpoint_events = 50;               // of one run's events
 };
 
 }  // namespace zeroshard::coordinator

@@ -18,8 +18,18 @@ namespace zeroshard::coordinator {
 inline absl::Duration StartTimeout(const v1::JobSpec& spec) {
   return absl::Seconds(spec.timeouts().has_start_seconds() ? spec.timeouts().start_seconds() : 120);
 }
+inline absl::Duration CollectiveTimeout(const v1::JobSpec& spec) {
+  return absl::Seconds(
+      spec.timeouts().has_collective_seconds() ? spec.timeouts().collective_seconds() : 300);
+}
 inline absl::Duration StepTimeout(const v1::JobSpec& spec) {
   return absl::Seconds(spec.timeouts().has_step_seconds() ? spec.timeouts().step_seconds() : 600);
+}
+
+// How long a job has for the checkpoint with which it is cancelled: the step under way, and the
+// collectives that end it.
+inline absl::Duration SaveTimeout(const v1::JobSpec& spec) {
+  return StepTimeout(spec) + CollectiveTimeout(spec);
 }
 
 struct RankState {
@@ -45,6 +55,7 @@ struct Run {
   std::map<uint64_t, v1::JobEvent> events;
   v1::StepRecord first;
   v1::StepRecord last;
+  std::map<std::string, uint64_t> sampled;  // by prompt, the last step of which there is a sample
 
   std::vector<RankState> ranks;                    // of the current or last generation
   std::unique_ptr<Generation> generation;          // while PLACING, RUNNING
@@ -52,6 +63,7 @@ struct Run {
   std::optional<absl::Duration> return_deadline;   // after a start: absent ranks are lost then
   std::optional<absl::Duration> steps_deadline;    // all ranks completed, steps are missing
   std::optional<absl::Duration> verdict_deadline;  // failing: the verdict falls then
+  std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
   bool nonfinite = false;
 
   // The generation is open.
@@ -59,5 +71,11 @@ struct Run {
   bool Failing() const { return verdict_deadline.has_value(); }
   uint32_t World() const { return static_cast<uint32_t>(ranks.size()); }
 };
+
+// It ended as a rank does that saved and stopped, rather than by an error.
+inline bool MayHaveSaved(const Run& run, const RankState& rank) {
+  return rank.record.ended && !rank.record.end.completed() &&
+         rank.record.end.error_code() == "CANCELLED" && !run.job.spec.checkpoint().dir().empty();
+}
 
 }  // namespace zeroshard::coordinator

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +10,7 @@
 namespace zeroshard::coordinator {
 namespace {
 
-constexpr char kSchemaVersion[] = "1";
+constexpr char kSchemaVersion[] = "2";
 constexpr char kSchema[] = R"sql(
 CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -17,7 +18,8 @@ CREATE TABLE IF NOT EXISTS jobs(
   run_id TEXT PRIMARY KEY, ord INTEGER NOT NULL, spec BLOB NOT NULL, state INTEGER NOT NULL,
   reason TEXT NOT NULL, generation INTEGER NOT NULL, committed_step INTEGER NOT NULL,
   weights_digest TEXT NOT NULL, submitted_unix_ms INTEGER NOT NULL,
-  ended_unix_ms INTEGER NOT NULL, plan BLOB NOT NULL);
+  ended_unix_ms INTEGER NOT NULL, plan BLOB NOT NULL, saving INTEGER NOT NULL DEFAULT 0,
+  history_of TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS ranks(
   run_id TEXT NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL,
   host TEXT NOT NULL, pid INTEGER NOT NULL, ended INTEGER NOT NULL, end BLOB NOT NULL,
@@ -34,6 +36,14 @@ CREATE TABLE IF NOT EXISTS keys(
 CREATE TABLE IF NOT EXISTS barriers(
   run_id TEXT NOT NULL, generation INTEGER NOT NULL, name TEXT NOT NULL,
   PRIMARY KEY(run_id, generation, name)) WITHOUT ROWID;
+)sql";
+
+constexpr char kRaiseFrom1[] = R"sql(
+BEGIN EXCLUSIVE;
+ALTER TABLE jobs ADD COLUMN saving INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN history_of TEXT NOT NULL DEFAULT '';
+UPDATE meta SET value='2' WHERE key='schema_version';
+COMMIT;
 )sql";
 
 // A prepared statement; arguments are bound in the order given, columns read by index.
@@ -101,7 +111,10 @@ struct Writer {
   int operator()(const JobRecord& r) const {
     v1::JobStatus plan;
     for (const v1::ShardPlan& shard : r.plan) *plan.add_plan() = shard;
-    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?)")
+    plan.set_first_step(r.first_step);
+    if (!r.resume.checkpoint().empty()) *plan.mutable_resume() = r.resume;
+    if (r.checkpoint.step() != 0) *plan.mutable_checkpoint() = r.checkpoint;
+    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)")
         .Text(r.run_id)
         .Number(r.order)
         .Blob(r.spec.SerializeAsString())
@@ -113,6 +126,8 @@ struct Writer {
         .Number(r.submitted_unix_ms)
         .Number(r.ended_unix_ms)
         .Blob(plan.SerializeAsString())
+        .Number(r.saving)
+        .Text(r.history_of)
         .Run();
   }
   int operator()(const RankRecord& r) const {
@@ -139,6 +154,12 @@ struct Writer {
     return Statement(db, "DELETE FROM events WHERE run_id=? AND idx<=?")
         .Text(r.run_id)
         .Number(r.index - kMaxEvents)
+        .Run();
+  }
+  int operator()(const EventForgottenRecord& r) const {
+    return Statement(db, "DELETE FROM events WHERE run_id=? AND idx=?")
+        .Text(r.run_id)
+        .Number(r.index)
         .Run();
   }
   int operator()(const FenceRecord& r) const {
@@ -206,17 +227,22 @@ absl::Status SqliteLog::Prepare() {
                           "PRAGMA synchronous=FULL", "BEGIN EXCLUSIVE", kSchema, "COMMIT"}) {
     if (absl::Status done = Execute(sql); !done.ok()) return done;
   }
-  Statement version(db_, "SELECT value FROM meta WHERE key='schema_version'");
-  const int code = version.Run();
-  if (code == SQLITE_DONE) {
-    const int set =
-        Statement(db_, "INSERT INTO meta VALUES('schema_version',?)").Text(kSchemaVersion).Run();
-    return set == SQLITE_DONE ? absl::OkStatus() : Error(set, "write");
+  std::string version;
+  {
+    Statement statement(db_, "SELECT value FROM meta WHERE key='schema_version'");
+    const int code = statement.Run();
+    if (code == SQLITE_DONE) {
+      const int set =
+          Statement(db_, "INSERT INTO meta VALUES('schema_version',?)").Text(kSchemaVersion).Run();
+      return set == SQLITE_DONE ? absl::OkStatus() : Error(set, "write");
+    }
+    if (code != SQLITE_ROW) return Error(code, "read");
+    version = statement.BytesAt(0);
   }
-  if (code != SQLITE_ROW) return Error(code, "read");
-  if (version.BytesAt(0) != kSchemaVersion) {
+  if (version == "1") return Execute(kRaiseFrom1);
+  if (version != kSchemaVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the coordinator's log ", path_, " has schema version ", version.BytesAt(0),
+        absl::StrCat("the coordinator's log ", path_, " has schema version ", version,
                      ", this program reads version ", kSchemaVersion,
                      ". Use the version that wrote it, or another data folder"));
   }
@@ -285,7 +311,7 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
   });
   each(
       "SELECT run_id, ord, spec, state, reason, generation, committed_step, weights_digest, "
-      "submitted_unix_ms, ended_unix_ms, plan FROM jobs",
+      "submitted_unix_ms, ended_unix_ms, plan, saving, history_of FROM jobs",
       [&](const Statement& s) -> LogRecord {
         JobRecord job;
         job.run_id = s.BytesAt(0);
@@ -303,6 +329,11 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
         v1::JobStatus plan;
         damaged |= !plan.ParseFromString(s.BytesAt(10));
         job.plan.assign(plan.plan().begin(), plan.plan().end());
+        job.first_step = std::max<uint64_t>(1, plan.first_step());
+        job.resume = plan.resume();
+        job.checkpoint = plan.checkpoint();
+        job.saving = s.NumberAt(11) != 0;
+        job.history_of = s.BytesAt(12);
         return job;
       });
   each("SELECT run_id, rank, member, incarnation, host, pid, ended, end FROM ranks",

@@ -11,12 +11,14 @@ struct sqlite3;
 namespace zeroshard::coordinator {
 
 // One writer: the file is locked while this lives (also against other processes), and the lock goes
-// with the process, however it ends. Write-ahead log, synced on every Append. Schema version 1:
+// with the process, however it ends. Write-ahead log, synced on every Append. Schema version 2 (a
+// file of version 1, which lacks the last two columns of jobs, is raised to it when it is opened):
 //   meta(key, value)               schema_version, cluster_id
 //   counters(name, value)
 //   jobs(run_id, ord, spec, state, reason, generation, committed_step, weights_digest,
-//        submitted_unix_ms, ended_unix_ms, plan)
-//        spec: a zeroshard.v1.JobSpec; plan: a zeroshard.v1.JobStatus of which only `plan` is set
+//        submitted_unix_ms, ended_unix_ms, plan, saving, history_of)
+//        spec: a zeroshard.v1.JobSpec; plan: a zeroshard.v1.JobStatus of which `plan`, first_step,
+//        resume and checkpoint are set
 //   ranks(run_id, rank, member, incarnation, host, pid, ended, end)
 //        end: a zeroshard.v1.ReportEndRequest without its fence
 //   events(run_id, idx, unix_ms, state, reason)

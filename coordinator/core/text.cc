@@ -24,6 +24,13 @@ std::string Quoted(absl::string_view text) {
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, 80)), cut ? "..." : "", "\"");
 }
 
+std::string CutText(absl::string_view text, size_t most) {
+  if (text.size() <= most) return std::string(text);
+  size_t end = most < 3 ? 0 : most - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return absl::StrCat(text.substr(0, end), "...");
+}
+
 std::string Age(absl::Duration age) {
   age = std::max(age, absl::ZeroDuration());
   if (age < absl::Minutes(2)) return absl::StrFormat("%.1f s", absl::ToDoubleSeconds(age));

@@ -20,6 +20,9 @@ bool IsName(absl::string_view name);
 // In quotes, control characters escaped, cut to 80 bytes.
 std::string Quoted(absl::string_view text);
 
+// At most `most` bytes of UTF-8 text; what is longer ends with "..." and in a whole character.
+std::string CutText(absl::string_view text, size_t most);
+
 // "0.4 s", "2 min 5 s"; not negative.
 std::string Age(absl::Duration age);
 

@@ -21,6 +21,9 @@ v1::JobStatus Core::Brief(const Run& run) const {
   status.set_weights_digest(run.job.weights_digest);
   status.set_workers(run.job.spec.resources().workers());
   status.set_stage(run.job.spec.zero_optimization().stage());
+  status.set_first_step(run.job.first_step);
+  if (!run.job.resume.checkpoint().empty()) *status.mutable_resume() = run.job.resume;
+  if (run.job.checkpoint.step() != 0) *status.mutable_checkpoint() = run.job.checkpoint;
   // The newest run of a name has the folder of that name.
   const auto newest = newest_.find(run.job.spec.name());
   const bool is_newest = newest != newest_.end() && newest->second == run.job.run_id;
