@@ -16,6 +16,7 @@
 #include "common/spec/job_spec.h"
 #include "common/spec/nearest_key.h"
 #include "common/spec/scalar.h"
+#include "common/spec/yaml_documents.h"
 
 namespace zeroshard {
 namespace {
@@ -138,18 +139,22 @@ class Reader {
   void ReadFile(absl::string_view text, absl::string_view source) {
     source_ = std::string(source);
     show_position_ = true;
-    std::vector<YAML::Node> documents;
+    YamlDocuments documents;
     if (!Load(text, &documents)) return;
-    if (documents.size() > 1) {
-      return Problem(documents[1].Mark(), "", "a second document; a job is one document");
+    if (documents.second.has_value()) {
+      return Problem(
+          *documents.second, "",
+          "a second document, or what is left after a bracket too many; a job is one document");
     }
-    if (documents.empty() || !documents[0].IsMap()) {
-      return Problem(YAML::Mark::null_mark(), "",
-                     absl::StrCat("seen ", documents.empty() ? "nothing" : Describe(documents[0]),
-                                  ", wanted a mapping with the keys of a job (name, model, data, "
-                                  "steps, ...)"));
+    if (!documents.first.has_value() || !documents.first->IsMap()) {
+      return Problem(
+          YAML::Mark::null_mark(), "",
+          absl::StrCat("seen ",
+                       documents.first.has_value() ? Describe(*documents.first) : "nothing",
+                       ", wanted a mapping with the keys of a job (name, model, data, "
+                       "steps, ...)"));
     }
-    ReadMessage(documents[0], spec_, "");
+    ReadMessage(*documents.first, spec_, "");
   }
 
   void ReadOverride(const std::string& text) {
@@ -159,23 +164,23 @@ class Reader {
     if (equals == std::string::npos || equals == 0) {
       return Problem(YAML::Mark::null_mark(), "", "wanted key.path=value, for example steps=20");
     }
-    std::vector<YAML::Node> documents;
+    YamlDocuments documents;
     if (!Load(text.substr(equals + 1), &documents)) return;
-    if (documents.size() != 1) {
+    if (!documents.first.has_value() || documents.second.has_value()) {
       return Problem(YAML::Mark::null_mark(), text.substr(0, equals), "wanted one value after '='");
     }
-    Override(absl::StrSplit(text.substr(0, equals), '.'), documents[0]);
+    Override(absl::StrSplit(text.substr(0, equals), '.'), *documents.first);
   }
 
  private:
-  bool Load(absl::string_view text, std::vector<YAML::Node>* documents) {
+  bool Load(absl::string_view text, YamlDocuments* documents) {
     if (text.size() > kMaxText) {
       exhausted_ = absl::ResourceExhaustedError(
           absl::StrCat(source_, ": ", text.size(), " bytes, at most ", kMaxText, " are read"));
       return false;
     }
     try {
-      *documents = YAML::LoadAll(std::string(text));
+      *documents = LoadYaml(std::string(text));
       return true;
     } catch (const YAML::Exception& error) {
       Problem(error.mark, "", absl::StrCat("not YAML or JSON: ", error.msg));
