@@ -146,8 +146,7 @@ TEST(ParseJobSpec, NoYamlIsRefusedWithItsPosition) {
 TEST(ParseJobSpec, WhatFollowsTheLastBracketIsRefusedInsteadOfReadForever) {
   // A bracket too many further up makes the rest of a pasted file look like this.
   EXPECT_THAT(ErrorOf("{name: a},"), HasSubstr("job.yaml:1:10: a second document"));
-  EXPECT_THAT(ErrorOf("{\"data\": {\"train\": []}}, \"steps\": 2"),
-              HasSubstr("a bracket too many"));
+  EXPECT_THAT(ErrorOf("{name: a}, steps"), HasSubstr("a bracket too many"));
   EXPECT_THAT(ErrorOf("{name: a}}"), HasSubstr("not YAML or JSON"));
   const auto set = ParseJobSpec("name: a\n", "j", {"steps=[20],"});
   EXPECT_THAT(set.status().message(), HasSubstr("wanted one value after '='"));
