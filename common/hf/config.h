@@ -17,6 +17,15 @@ namespace zeroshard {
 struct HfConfig {
   v1::ModelSpec model;  // without init_from and sequence_length; max_position_embeddings is set
   std::vector<std::string> warnings;  // a line each, naming the field
+  // Dropout rates above 0, which training does not take over: the field's name, the specification's
+  // name for it, the rate.
+  struct Dropout {
+    std::string field, key;
+    double rate = 0;
+  };
+  std::vector<Dropout> dropout;
+  // The field that max_position_embeddings is from: a sliding window may be shorter than the rest.
+  std::string longest_field;
 };
 
 // INVALID_ARGUMENT names `where`, the field, the value seen and the values wanted.
@@ -24,8 +33,14 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view json, const std::string
 // Reads <folder>/config.json. NOT_FOUND names it.
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);
 
-// A config.json for a model that did not come with one.
-std::string FormatHfConfig(const v1::ModelSpec& model);
+// A config.json for a model that did not come with one: of GPT2LMHeadModel, LlamaForCausalLM or,
+// with qkv_bias, Qwen2ForCausalLM. `dtype` is what torch_dtype says: "bfloat16" or "float32".
+// INVALID_ARGUMENT: no valid model, or one that no class of transformers computes.
+absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::string_view dtype);
+
+// In what `seen` differs from `wanted`, a line each, naming the key and both values: what is set in
+// either counts, except init_from, sequence_length, trainable and the dropout rates.
+std::vector<std::string> ModelDifferences(const v1::ModelSpec& seen, const v1::ModelSpec& wanted);
 
 // Where spec->model().init_from() is set: fills the rest of the section in from that folder's
 // config.json and checks what was written beside it (see ModelSpec.init_from). A sequence_length
