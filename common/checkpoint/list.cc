@@ -39,7 +39,8 @@ Latest ReadLatest(const std::string& dir) {
     latest.problem = absl::StrCat(path, " is empty");
   } else if (!StepOfName(name)) {
     latest.problem = absl::StrCat(path, " holds no checkpoint's name");
-  } else if (!std::filesystem::exists(absl::StrCat(dir, "/", name))) {
+  } else if (std::error_code error;
+             !std::filesystem::exists(absl::StrCat(dir, "/", name), error)) {
     latest.problem = absl::StrCat(path, " names ", name, ", which is not there");
   } else {
     latest.name = name;
@@ -99,13 +100,14 @@ std::string WithoutSlash(std::string path) {
   return path;
 }
 
-bool IsOneCheckpoint(const std::string& path) {
+}  // namespace
+
+bool IsCheckpointPath(const std::string& given) {
+  const std::string path = WithoutSlash(given);
   std::error_code error;
   return StepOfName(path.substr(path.rfind('/') + 1)).has_value() ||
          std::filesystem::exists(absl::StrCat(path, "/", kManifestName), error);
 }
-
-}  // namespace
 
 absl::StatusOr<Manifest> ReadAndCheckSizes(const std::string& path) {
   const std::string where = absl::StrCat(path, "/", kManifestName);
@@ -151,7 +153,7 @@ absl::StatusOr<std::vector<CheckpointSummary>> ListCheckpoints(const std::string
 absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& given) {
   FoundCheckpoint found;
   const std::string path = WithoutSlash(given);
-  if (IsOneCheckpoint(path)) {
+  if (IsCheckpointPath(path)) {
     ZS_ASSIGN_OR_RETURN(found.manifest, ReadAndCheckSizes(path));
     found.path = path;
     return found;

@@ -351,7 +351,12 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const s
   std::string path = given;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   ZS_ASSIGN_OR_RETURN(Manifest manifest, ReadAndCheckSizes(path));
-  auto reader = std::make_unique<Reader>(path, std::move(manifest));
+  return OpenCollected(path, std::move(manifest));
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenCollected(
+    const std::string& folder, Manifest manifest) {
+  auto reader = std::make_unique<Reader>(folder, std::move(manifest));
   ZS_RETURN_IF_ERROR(reader->OpenFiles());
   return reader;
 }

@@ -28,6 +28,9 @@ struct CheckpointSummary {
 // file is there in its size. NOT_FOUND: no such folder.
 absl::StatusOr<std::vector<CheckpointSummary>> ListCheckpoints(const std::string& dir);
 
+// Whether FindCheckpoint takes `path` for one checkpoint: it holds a manifest, or is named like one.
+bool IsCheckpointPath(const std::string& path);
+
 struct FoundCheckpoint {
   std::string path;
   Manifest manifest;
@@ -45,6 +48,9 @@ class CheckpointReader {
   // Checks the manifest, the sizes and every header: the ranges of each tensor and kind tile it
   // without gap or overlap. DATA_LOSS or INVALID_ARGUMENT name file and tensor.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& path);
+  // The same of a save's files before its manifest is written: `manifest` lists them.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCollected(const std::string& folder,
+                                                                         Manifest manifest);
   virtual ~CheckpointReader() = default;
 
   virtual const Manifest& manifest() const = 0;

@@ -90,6 +90,17 @@ absl::Status ModelRunner::Backward(const MicroBatch& mb, const Progress& progres
   return engine_.AfterBackward(0);
 }
 
+absl::StatusOr<LossResult> ModelRunner::Loss(const MicroBatch& mb, const Progress& progress) {
+  LossResult loss;
+  ZS_RETURN_IF_ERROR(Forward(mb, progress));
+  progress(StepPhase::kForward, UnitName(head_));
+  ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeForward(head_));
+  ZS_RETURN_IF_ERROR(model_.head->Loss(Context(head_), parameters.own, parameters.lm_head, mb,
+                                       Input(head_), &loss));
+  ZS_RETURN_IF_ERROR(engine_.AfterForward(head_));
+  return loss;
+}
+
 absl::StatusOr<MicroBatchResult> ModelRunner::ForwardBackward(const MicroBatch& micro_batch,
                                                               const Progress& progress) {
   MicroBatchResult result;

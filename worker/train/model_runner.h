@@ -35,6 +35,8 @@ class ModelRunner {
   // tokens and targets [mb, T]; gradients go to the engine.
   absl::StatusOr<MicroBatchResult> ForwardBackward(const MicroBatch& micro_batch,
                                                    const Progress& progress);
+  // The loss alone, after ZeroEngine::BeginEvaluation.
+  absl::StatusOr<LossResult> Loss(const MicroBatch& micro_batch, const Progress& progress);
 
  private:
   ModelRunner(const Model* model, const ZeroPolicy* policy, ZeroEngine* engine, Ops* ops)

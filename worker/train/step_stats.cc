@@ -15,7 +15,8 @@ StepExchange::StepExchange(int64_t micro_batches, int64_t micro_batch, Communica
       micro_batch_(micro_batch),
       comm_(comm),
       rounds_(CeilDiv(micro_batches, comm->size())),
-      entries_(static_cast<size_t>(StatsBytes(rounds_) * comm->size())) {}
+      entries_(static_cast<size_t>(StatsBytes(rounds_) * comm->size())),
+      flags_(static_cast<size_t>(comm->size())) {}
 
 const RankVerdict& StepExchange::Verdict(int rank) const {
   return *reinterpret_cast<const RankVerdict*>(entries_.data() + rank * StatsBytes(rounds_));
@@ -30,7 +31,7 @@ RoundStats StepExchange::Round(int rank, int64_t round) const {
   return stats;
 }
 
-absl::Status StepExchange::CheckFinite(uint64_t step,
+absl::Status StepExchange::CheckFinite(uint64_t step, int64_t first_sample,
                                        const std::vector<std::string>& unit_names) const {
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const RankVerdict& v = Verdict(rank);
@@ -58,9 +59,8 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
         "step %d: non-finite gradient of %s in the shard of rank %d, although every loss is "
         "finite; nothing was updated. Samples %d to %d of the run's order. Lower the learning "
         "rate, or train in fp32",
-        step, unit < unit_names.size() ? unit_names[unit] : "a unit", rank,
-        static_cast<int64_t>(step - 1) * micro_batches_ * micro_batch_,
-        static_cast<int64_t>(step) * micro_batches_ * micro_batch_ - 1));
+        step, unit < unit_names.size() ? unit_names[unit] : "a unit", rank, first_sample,
+        first_sample + micro_batches_ * micro_batch_ - 1));
     SetBlamedRank(static_cast<uint32_t>(rank), &status);
     MarkNonFinite(&status);
     return status;
@@ -68,7 +68,8 @@ absl::Status StepExchange::CheckFinite(uint64_t step,
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, const RankVerdict& verdict,
+absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_sample,
+                                                  const RankVerdict& verdict,
                                                   const std::vector<RoundStats>& rounds,
                                                   const std::vector<std::string>& unit_names) {
   char* own = entries_.data() + comm_->rank() * StatsBytes(rounds_);
@@ -79,7 +80,9 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, const RankVerdi
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "step totals", .step = step};
   ZS_RETURN_IF_ERROR(
       comm_->AllGather(entries_.data(), StatsBytes(rounds_), DType::kU8, info).Wait());
-  ZS_RETURN_IF_ERROR(CheckFinite(step, unit_names));
+  ZS_RETURN_IF_ERROR(CheckFinite(step, first_sample, unit_names));
+  for (int rank = 0; rank < comm_->size(); ++rank)
+    flags_[static_cast<size_t>(rank)] = Verdict(rank).flags;
 
   StepTotals totals;
   double loss = 0;
@@ -96,15 +99,14 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, const RankVerdi
   }
   totals.loss = loss / static_cast<double>(totals.tokens);
   totals.grad_norm = std::sqrt(norm.Value()) / static_cast<double>(totals.tokens);
-  totals.hold = Verdict(0).hold != 0;
+  totals.hold = flags_[0].hold != 0;
   return totals;
 }
 
-absl::StatusOr<bool> StepExchange::ExchangeHold(uint64_t step, bool hold) {
-  std::vector<uint8_t> flags(static_cast<size_t>(comm_->size()), hold ? 1 : 0);
+absl::Status StepExchange::ExchangeFlags(uint64_t step, const RankFlags& own) {
+  flags_[static_cast<size_t>(comm_->rank())] = own;
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "hold", .step = step};
-  ZS_RETURN_IF_ERROR(comm_->AllGather(flags.data(), 1, DType::kU8, info).Wait());
-  return flags[0] != 0;
+  return comm_->AllGather(flags_.data(), sizeof(RankFlags), DType::kU8, info).Wait();
 }
 
 double ClipFactor(double grad_norm, double max_norm) {

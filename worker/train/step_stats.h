@@ -19,13 +19,21 @@ struct RoundStats {
   int64_t tokens = 0;  // that count
 };
 
+// What a rank says about waiting and saving, at the end of a step and while all wait together.
+struct RankFlags {
+  uint8_t hold = 0;           // rank 0: wait before the next step
+  uint8_t save_request = 0;   // SaveRequest
+  uint8_t save_state = 0;     // SaveState (checkpointer.h)
+  uint8_t save_progress = 0;  // 1: its part of a save moved since it last said so
+};
+
 // The fixed part of a rank's entry; kStatsFixedBytes on the wire, little endian.
 struct RankVerdict {
   NormAccumulator norm;          // of this rank's shard of the gradient
   uint32_t nonfinite_unit = 0;   // index + 1 of the first unit whose gradient is not finite
   uint32_t nonfinite_round = 0;  // index + 1 of the first round whose loss or input gradient is not
   uint64_t nonfinite_sample = 0;  // first sample of that micro-batch
-  uint32_t hold = 0;              // rank 0: wait before the next step
+  RankFlags flags;
   uint32_t reserved = 0;
   uint64_t reserved2 = 0;
 };
@@ -47,22 +55,28 @@ class StepExchange {
   // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value;
   // otherwise the collective's errors. `rounds`: this rank's, in order (fewer in a ragged last
   // round).
-  absl::StatusOr<StepTotals> Exchange(uint64_t step, const RankVerdict& verdict,
+  // `first_sample`: of the step, in the run's order.
+  absl::StatusOr<StepTotals> Exchange(uint64_t step, int64_t first_sample,
+                                      const RankVerdict& verdict,
                                       const std::vector<RoundStats>& rounds,
                                       const std::vector<std::string>& unit_names);
-  // Collective, rank 0's value everywhere.
-  absl::StatusOr<bool> ExchangeHold(uint64_t step, bool hold);
+  // Collective: the flags alone.
+  absl::Status ExchangeFlags(uint64_t step, const RankFlags& own);
+  // By rank, of the latest exchange of either kind.
+  const std::vector<RankFlags>& flags() const { return flags_; }
 
  private:
   const RankVerdict& Verdict(int rank) const;
   RoundStats Round(int rank, int64_t round) const;
-  absl::Status CheckFinite(uint64_t step, const std::vector<std::string>& unit_names) const;
+  absl::Status CheckFinite(uint64_t step, int64_t first_sample,
+                           const std::vector<std::string>& unit_names) const;
 
   const int64_t micro_batches_;
   const int64_t micro_batch_;
   Communicator* comm_;
   const int64_t rounds_;
   std::vector<char> entries_;  // StatsBytes(rounds_) a rank
+  std::vector<RankFlags> flags_;
 };
 
 // The clip factor of global-norm clipping (Pascanu et al. 2013, with PyTorch's 1e-6): 1 without.

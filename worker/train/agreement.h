@@ -1,0 +1,19 @@
+// One status for all ranks, where each of them did a part of something that only counts whole.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "worker/comm/communicator.h"
+
+namespace zeroshard {
+
+// Bytes of a message that travel; the rest is cut off.
+constexpr size_t kAgreedMessageBytes = 1012;
+
+// Collective: OK where `own` is OK on every rank; else the status of the first rank where it is
+// not, with that rank's number in front of the message (not at world size 1) and as the blamed
+// rank. `what` names the exchange in a collective's own errors.
+absl::Status Agree(Communicator* comm, const absl::Status& own, const std::string& what);
+
+}  // namespace zeroshard

@@ -1,0 +1,377 @@
+#include "worker/train/checkpointer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/checkpoint/files.h"
+#include "common/checkpoint/reader.h"
+#include "common/files.h"
+#include "common/hf/export.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "worker/train/agreement.h"
+
+namespace zeroshard {
+namespace {
+
+SaveState StateOf(const RankFlags& flags) { return static_cast<SaveState>(flags.save_state); }
+
+std::string WithoutSlash(std::string dir) {
+  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
+  return dir;
+}
+
+// Every rank wrote its part or failed to, or was never told to begin because rank 0 failed first.
+bool AllSettled(const std::vector<RankFlags>& flags) {
+  const SaveState first = StateOf(flags[0]);
+  if (first != SaveState::kWritten && first != SaveState::kFailed) return false;
+  return std::all_of(flags.begin(), flags.end(), [first](const RankFlags& f) {
+    const SaveState state = StateOf(f);
+    return state == SaveState::kWritten || state == SaveState::kFailed ||
+           (first == SaveState::kFailed && state == SaveState::kCollecting);
+  });
+}
+
+}  // namespace
+
+bool AllIdle(const std::vector<RankFlags>& flags) {
+  return std::all_of(flags.begin(), flags.end(),
+                     [](const RankFlags& f) { return StateOf(f) == SaveState::kIdle; });
+}
+
+// How a rank's part went; fixed size, little endian.
+struct Checkpointer::Report {
+  int32_t code = 0;
+  uint32_t crc32c = 0;
+  uint64_t bytes = 0;
+  WeightDigest digests[kStateKinds];
+  char name[64] = {};  // of the file, ending in 0
+  uint32_t message_bytes = 0;
+  char message[892] = {};
+};
+
+// Counts what is written, and fails once the save is cancelled.
+class Checkpointer::CancellableFiles : public FileSystem {
+ public:
+  CancellableFiles(FileSystem* files, const std::atomic<bool>* cancelled,
+                   std::atomic<uint64_t>* progress)
+      : files_(files), cancelled_(*cancelled), progress_(*progress) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    ZS_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files_->Create(path));
+    return std::make_unique<File>(this, std::move(file));
+  }
+  absl::Status MakeFolder(const std::string& path) override { return files_->MakeFolder(path); }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return files_->Rename(from, to);
+  }
+  absl::Status RemoveAll(const std::string& path) override { return files_->RemoveAll(path); }
+  absl::Status SyncFolder(const std::string& path) override { return files_->SyncFolder(path); }
+
+ private:
+  class File : public WritableFile {
+   public:
+    File(CancellableFiles* owner, std::unique_ptr<WritableFile> file)
+        : owner_(*owner), file_(std::move(file)) {}
+    absl::Status Append(const void* data, size_t bytes) override {
+      if (owner_.cancelled_) return absl::CancelledError("the job ended before it was saved");
+      ++owner_.progress_;
+      return file_->Append(data, bytes);
+    }
+    absl::Status SyncAndClose() override { return file_->SyncAndClose(); }
+
+   private:
+    CancellableFiles& owner_;
+    const std::unique_ptr<WritableFile> file_;
+  };
+
+  FileSystem* const files_;
+  const std::atomic<bool>& cancelled_;
+  std::atomic<uint64_t>& progress_;
+};
+
+Checkpointer::Checkpointer(const CheckpointerOptions& options)
+    : options_(options),
+      dir_(WithoutSlash(options.spec.checkpoint().dir())),
+      files_(std::make_unique<CancellableFiles>(options.files, &cancelled_, &progress_)) {}
+
+Checkpointer::~Checkpointer() {
+  cancelled_ = true;
+  thread_.reset();
+  if (store_ != nullptr && phase_ != SaveState::kIdle && !completed_.state())
+    store_->Abandon(step_);
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(
+    const CheckpointerOptions& options) {
+  std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(options));
+  ZS_RETURN_IF_ERROR(Agree(options.comm, checkpointer->Open(), "checkpoint folder"));
+  return checkpointer;
+}
+
+absl::Status Checkpointer::Open() {
+  if (IsRankZero()) {
+    CheckpointStoreOptions store;
+    store.dir = dir_;
+    store.job = options_.job;
+    store.run_id = options_.run_id;
+    store.keep_last = options_.spec.checkpoint().keep_last();
+    store.keep_every = options_.spec.checkpoint().keep_every();
+    store.resumed_from = options_.resumed_from;
+    ZS_ASSIGN_OR_RETURN(store_, CheckpointStore::Open(options_.files, store));
+  }
+  ranges_ = options_.engine->OwnedRanges();
+  ZS_RETURN_IF_ERROR(Allocate());
+  MakePieces();
+  thread_ = options_.device->NewStream("checkpoint");
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Allocate() {
+  int64_t all = 0, trained = 0;
+  for (const OwnedRange& range : ranges_) {
+    all += range.size();
+    if (range.trained) trained += range.size();
+  }
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    const size_t bytes = static_cast<size_t>(kind == 0 ? all : trained) * sizeof(float);
+    ZS_ASSIGN_OR_RETURN(memory_[kind], options_.device->Allocate(bytes, MemoryKind::kBuffers));
+    // The pages are there before the first copy needs them.
+    std::memset(memory_[kind].data(), 0, bytes);
+  }
+  return absl::OkStatus();
+}
+
+void Checkpointer::MakePieces() {
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    const float* at = memory_[kind].as<float>();
+    for (const OwnedRange& range : ranges_) {
+      if (kind != 0 && !range.trained) continue;
+      const UnitTable& unit = options_.model->units[static_cast<size_t>(range.unit)];
+      for (const ParameterInfo& tensor : unit.parameters) {
+        const int64_t begin = std::max(range.begin, tensor.offset);
+        const int64_t end = std::min(range.end, tensor.offset + tensor.size);
+        if (begin >= end || (kind != 0 && !tensor.trainable)) continue;
+        pieces_.push_back({.kind = static_cast<StateKind>(kind),
+                           .tensor = tensor.name,
+                           .shape = tensor.shape,
+                           .begin = begin - tensor.offset,
+                           .end = end - tensor.offset,
+                           .values = at + (begin - range.begin)});
+      }
+      at += range.size();
+    }
+  }
+}
+
+void Checkpointer::Copy() {
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    float* at = memory_[kind].as<float>();
+    for (const OwnedRange& range : ranges_) {
+      if (kind != 0 && !range.trained) continue;
+      options_.engine->CopyState(static_cast<StateKind>(kind), range.unit, range.begin, range.end,
+                                 at);
+      at += range.size();
+    }
+  }
+}
+
+SaveState Checkpointer::state() const {
+  switch (phase_) {
+    case SaveState::kCollecting:
+    case SaveState::kWriting:
+      if (!written_.state()) return SaveState::kCollecting;
+      if (written_.Done()) return written_.Wait().ok() ? SaveState::kWritten : SaveState::kFailed;
+      return begun_ ? SaveState::kWriting : SaveState::kCollecting;
+    case SaveState::kCompleting:
+      return completed_.Done() ? SaveState::kIdle : SaveState::kCompleting;
+    default:
+      return phase_;
+  }
+}
+
+bool Checkpointer::Busy() const {
+  return (phase_ == SaveState::kCollecting && !written_.Done()) ||
+         (phase_ == SaveState::kCompleting && !completed_.Done());
+}
+
+void Checkpointer::Start(uint64_t step, uint64_t next_sample, absl::Duration waited) {
+  step_ = step;
+  next_sample_ = next_sample;
+  waited_ = waited;
+  started_ = absl::Now();
+  Copy();
+  pause_ = absl::Now() - started_;
+  phase_ = SaveState::kCollecting;
+  written_ = completed_ = Event();
+  begun_ = false;
+  recorded_ = false;
+  outcome_ = absl::UnknownError("the save is on its way");
+  if (!IsRankZero()) return;  // Advance begins
+  written_ = thread_->Enqueue([this]() -> absl::Status {
+    ZS_RETURN_IF_ERROR(store_->Begin(step_).status());
+    begun_ = true;
+    return WriteOwn();
+  });
+}
+
+absl::Status Checkpointer::WriteOwn() {
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    digests_[kind] = WeightDigest();
+    const float* at = memory_[kind].as<float>();
+    for (const OwnedRange& range : ranges_) {
+      if (kind != 0 && !range.trained) continue;
+      if (cancelled_) return absl::CancelledError("the job ended before it was saved");
+      const size_t size = static_cast<size_t>(range.size());
+      digests_[kind].Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(range.begin),
+                         absl::MakeSpan(at, size));
+      at += size;
+      ++progress_;
+    }
+  }
+  ZS_ASSIGN_OR_RETURN(file_, WriteStateFile(files_.get(), CollectFolder(dir_, step_),
+                                            options_.comm->rank(), options_.comm->size(), pieces_));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Advance(const std::vector<RankFlags>& flags) {
+  const SaveState first = StateOf(flags[0]);
+  if (!IsRankZero() && phase_ == SaveState::kCollecting && !written_.state() &&
+      (first == SaveState::kWriting || first == SaveState::kWritten)) {
+    begun_ = true;
+    written_ = thread_->Enqueue([this] { return WriteOwn(); });
+  }
+  if (!AllSettled(flags)) return absl::OkStatus();
+  std::vector<Report> reports(flags.size());
+  FillReport(&reports[static_cast<size_t>(options_.comm->rank())]);
+  ZS_RETURN_IF_ERROR(options_.comm
+                         ->AllGather(reports.data(), sizeof(Report), DType::kU8,
+                                     {.unit = "checkpoint", .step = step_})
+                         .Wait());
+  if (!IsRankZero()) {
+    phase_ = SaveState::kIdle;
+    return absl::OkStatus();
+  }
+  phase_ = SaveState::kCompleting;
+  completed_ = thread_->Enqueue([this, reports = std::move(reports)] { return Finish(reports); });
+  return absl::OkStatus();
+}
+
+void Checkpointer::FillReport(Report* report) const {
+  const absl::Status status =
+      written_.state() ? written_.Wait() : absl::CancelledError("rank 0 did not make the folder");
+  report->code = static_cast<int32_t>(status.code());
+  report->message_bytes =
+      static_cast<uint32_t>(std::min(status.message().size(), sizeof(report->message)));
+  std::memcpy(report->message, status.message().data(), report->message_bytes);
+  if (!status.ok()) return;
+  report->crc32c = file_.crc32c;
+  report->bytes = file_.bytes;
+  std::copy(std::begin(digests_), std::end(digests_), report->digests);
+  std::memcpy(report->name, file_.name.data(),
+              std::min(file_.name.size(), sizeof(report->name) - 1));
+}
+
+absl::Status Checkpointer::Finish(const std::vector<Report>& reports) {
+  record_ = v1::CheckpointRecord();
+  record_.set_step(step_);
+  record_.set_path(absl::StrCat(dir_, "/", CheckpointName(step_)));
+  absl::Status status;
+  for (size_t rank = 0; rank < reports.size() && status.ok(); ++rank) {
+    const Report& r = reports[rank];
+    if (r.code == 0) continue;
+    const size_t length = std::min<size_t>(r.message_bytes, sizeof(r.message));
+    status = absl::Status(static_cast<absl::StatusCode>(r.code),
+                          absl::StrCat("rank ", rank, ": ", absl::string_view(r.message, length)));
+  }
+  if (status.ok()) status = Complete(reports);
+  record_.set_complete(status.ok());
+  record_.set_seconds(absl::ToDoubleSeconds(absl::Now() - started_));
+  record_.set_pause_seconds(absl::ToDoubleSeconds(waited_ + pause_));
+  if (!status.ok()) {
+    store_->Abandon(step_);
+    record_.set_message(
+        absl::StrCat("the checkpoint of step ", step_, " was abandoned: ", status.message()));
+    LogWarning(record_.message());
+  } else if (waited_ > absl::ZeroDuration()) {
+    record_.set_message(
+        absl::StrFormat("training waited %.1f s for the checkpoint before this one; save less "
+                        "often, or to a faster disk",
+                        absl::ToDoubleSeconds(waited_)));
+  }
+  return status;
+}
+
+absl::Status Checkpointer::Complete(const std::vector<Report>& reports) {
+  const std::string folder = CollectFolder(dir_, step_);
+  Manifest manifest;
+  manifest.run_id = options_.run_id;
+  manifest.job = options_.job;
+  manifest.step = step_;
+  manifest.unix_ms = absl::ToUnixMillis(started_);
+  manifest.world_size = static_cast<uint32_t>(options_.comm->size());
+  manifest.spec = options_.spec;
+  manifest.next_sample = next_sample_;
+  manifest.samples = options_.samples;
+  const bool trained = std::any_of(ranges_.begin(), ranges_.end(),
+                                   [](const OwnedRange& range) { return range.trained; });
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    WeightDigest total;
+    for (const Report& report : reports) total.Combine(report.digests[kind]);
+    if (kind == 0 || trained) manifest.digests[kind] = total.Hex();
+  }
+  uint64_t bytes = 0;
+  for (const Report& report : reports) {
+    const std::string name(report.name, strnlen(report.name, sizeof(report.name)));
+    manifest.files.push_back({.name = name, .bytes = report.bytes, .crc32c = report.crc32c});
+  }
+  ZS_RETURN_IF_ERROR(CopyAssets(options_.files, options_.assets, folder, &manifest.files));
+  ++progress_;
+  if (options_.spec.zero_optimization().stage3_gather_16bit_weights_on_model_save())
+    ZS_RETURN_IF_ERROR(ExportWeights(folder, &manifest));
+  for (const CheckpointFile& file : manifest.files) bytes += file.bytes;
+  ZS_ASSIGN_OR_RETURN(const std::string path, store_->Complete(manifest));
+  record_.set_path(path);
+  record_.set_bytes(bytes);
+  return absl::OkStatus();
+}
+
+// From the files just written, which rank 0 sees all of: no rank holds the whole model.
+absl::Status Checkpointer::ExportWeights(const std::string& folder, Manifest* manifest) {
+  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                      CheckpointReader::OpenCollected(folder, *manifest));
+  HfExportOptions options;
+  if (!options_.assets.empty()) options.assets = absl::StrCat(folder, "/assets");
+  options.progress = [this](uint64_t, uint64_t) { ++progress_; };
+  ZS_RETURN_IF_ERROR(ExportHfFolder(options_.spec.model(), *reader->Source(StateKind::kMaster),
+                                    absl::StrCat(folder, "/model"), options));
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(absl::StrCat(folder, "/model"), error), end;
+       !error && it != end; it.increment(error)) {
+    names.push_back(absl::StrCat("model/", it->path().filename().string()));
+  }
+  if (error) return ErrnoError(error.value(), "list", absl::StrCat(folder, "/model"));
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    ZS_ASSIGN_OR_RETURN(CheckpointFile file,
+                        DescribeFile(folder, name, [this](uint64_t) { ++progress_; }));
+    manifest->files.push_back(std::move(file));
+  }
+  return absl::OkStatus();
+}
+
+std::optional<v1::CheckpointRecord> Checkpointer::TakeRecord() {
+  if (phase_ != SaveState::kCompleting || !completed_.Done() || recorded_) return std::nullopt;
+  recorded_ = true;
+  outcome_ = completed_.Wait();
+  phase_ = SaveState::kIdle;
+  return record_;
+}
+
+}  // namespace zeroshard

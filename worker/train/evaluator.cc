@@ -1,0 +1,106 @@
+#include "worker/train/evaluator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+#include "common/status_payloads.h"
+
+namespace zeroshard {
+
+int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples) {
+  const uint64_t whole = static_cast<uint64_t>(samples) / spec.train_micro_batch_size_per_gpu();
+  const uint64_t a_batch = spec.train_batch_size() / spec.train_micro_batch_size_per_gpu();
+  const uint64_t batches = spec.eval().batches();
+  if (batches == 0 || batches > whole / a_batch) return static_cast<int64_t>(whole);
+  return static_cast<int64_t>(batches * a_batch);
+}
+
+Evaluator::Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngine* engine,
+                     ModelRunner* runner, Communicator* comm)
+    : micro_batch_(static_cast<int64_t>(spec.train_micro_batch_size_per_gpu())),
+      micro_batches_(EvalMicroBatches(spec, data->sample_count())),
+      rounds_(CeilDiv(micro_batches_, comm->size())),
+      seed_(spec.seed()),
+      data_(data),
+      engine_(engine),
+      runner_(runner),
+      comm_(comm),
+      buffers_(micro_batch_, spec.model().sequence_length()) {}
+
+absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& spec,
+                                                             const TokenDataset* data,
+                                                             ZeroEngine* engine,
+                                                             ModelRunner* runner,
+                                                             Communicator* comm) {
+  std::unique_ptr<Evaluator> evaluator(new Evaluator(spec, data, engine, runner, comm));
+  if (evaluator->micro_batches_ == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "eval.data has %d samples of %d tokens, fewer than one micro-batch of %d; give more text, "
+        "or a smaller train_micro_batch_size_per_gpu",
+        data->sample_count(), spec.model().sequence_length(), evaluator->micro_batch_));
+  }
+  return evaluator;
+}
+
+absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress& progress,
+                                      const std::atomic<bool>& stop) {
+  const int size = comm_->size(), rank = comm_->rank();
+  stats_.assign(static_cast<size_t>(rounds_ * size), {});
+  for (int64_t round = 0; round < rounds_; ++round) {
+    if (stop) return absl::CancelledError("stopped");
+    progress(StepPhase::kData, "evaluation");
+    engine_->BeginEvaluation(step);
+    const int64_t j = round * size + rank;
+    // As in training: a rank without a micro-batch in the last round repeats what it has.
+    const bool active = j < micro_batches_;
+    MicroBatch mb = buffers_.last();
+    if (active) {
+      mb = buffers_.Load(*data_, [&](int64_t i) { return j * micro_batch_ + i; });
+      ZS_RETURN_IF_ERROR(data_->status());
+    }
+    mb.seed = seed_;
+    mb.step = step;
+    mb.first_sample = j * micro_batch_;
+    mb.dropout = false;
+    ZS_ASSIGN_OR_RETURN(const LossResult loss, runner_->Loss(mb, progress));
+    if (active)
+      stats_[static_cast<size_t>(rank * rounds_ + round)] = {.loss = loss.loss,
+                                                             .tokens = loss.tokens};
+  }
+  progress(StepPhase::kCommunication, "evaluation");
+  return Fold(step);
+}
+
+absl::StatusOr<double> Evaluator::Fold(uint64_t step) {
+  const CollectiveInfo info{.phase = Phase::kForward, .unit = "evaluation", .step = step};
+  ZS_RETURN_IF_ERROR(
+      comm_->AllGather(stats_.data(), rounds_ * kStatsRoundBytes, DType::kU8, info).Wait());
+  double loss = 0;
+  int64_t tokens = 0;
+  for (int64_t j = 0; j < micro_batches_; ++j) {
+    const int64_t rank = j % comm_->size();
+    const RoundStats& stats = stats_[static_cast<size_t>(rank * rounds_ + j / comm_->size())];
+    if (!std::isfinite(stats.loss)) {
+      absl::Status status = absl::InternalError(absl::StrFormat(
+          "step %d: non-finite evaluation loss (%g) on rank %d, samples %d to %d of eval.data, "
+          "counted from 0; this step was trained and is not saved. Go on from an earlier "
+          "checkpoint with a lower learning rate, or train in fp32",
+          step, stats.loss, rank, j * micro_batch_, (j + 1) * micro_batch_ - 1));
+      SetBlamedRank(static_cast<uint32_t>(rank), &status);
+      MarkNonFinite(&status);
+      return status;
+    }
+    loss += stats.loss;
+    tokens += stats.tokens;
+  }
+  if (tokens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("none of the tokens in the first %d samples of eval.data carries a loss",
+                        micro_batches_ * micro_batch_));
+  }
+  return loss / static_cast<double>(tokens);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,53 @@
+// The loss of text that is not trained on. Not thread-safe.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/train/batch_buffers.h"
+#include "worker/train/model_runner.h"
+#include "worker/train/step_stats.h"
+
+namespace zeroshard {
+
+// How many micro-batches an evaluation has: `batches` of `train_batch_size` samples, or as many
+// whole micro-batches as there are samples where that is 0 or more than there are.
+int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples);
+
+class Evaluator {
+ public:
+  // All pointers outlive this. INVALID_ARGUMENT: fewer samples than one micro-batch.
+  static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const v1::JobSpec& spec,
+                                                           const TokenDataset* data,
+                                                           ZeroEngine* engine, ModelRunner* runner,
+                                                           Communicator* comm);
+
+  // Collective: the mean loss over all tokens that count, the same number on every rank and at any
+  // world size and stage: micro-batch j (samples [j*mb, (j+1)*mb) of the file order) is rank
+  // j mod N's, and losses are added in fp64 in the order of j. No dropout. Between steps; changes
+  // nothing that training uses. INTERNAL, marked non-finite, names step, rank and samples;
+  // INVALID_ARGUMENT: no token carries a loss; DATA_LOSS as TokenDataset::status.
+  absl::StatusOr<double> Run(uint64_t step, const ModelRunner::Progress& progress,
+                             const std::atomic<bool>& stop);
+
+ private:
+  Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngine* engine,
+            ModelRunner* runner, Communicator* comm);
+  absl::StatusOr<double> Fold(uint64_t step);
+
+  const int64_t micro_batch_;
+  const int64_t micro_batches_;
+  const int64_t rounds_;
+  const uint64_t seed_;
+  const TokenDataset* const data_;
+  ZeroEngine* const engine_;
+  ModelRunner* const runner_;
+  Communicator* const comm_;
+  BatchBuffers buffers_;
+  std::vector<RoundStats> stats_;  // [rank][round]
+};
+
+}  // namespace zeroshard

@@ -1,0 +1,152 @@
+#include "worker/train/restore.h"
+
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/hf/export.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "worker/train/agreement.h"
+
+namespace zeroshard {
+namespace {
+
+// A position beyond this cannot have been reached.
+constexpr uint64_t kMostSamples = uint64_t{1} << 60;
+
+bool SameTrainable(const ModelTable& a, const ModelTable& b) {
+  if (a.units.size() != b.units.size()) return false;
+  for (size_t u = 0; u < a.units.size(); ++u) {
+    const auto& x = a.units[u].parameters;
+    const auto& y = b.units[u].parameters;
+    if (x.size() != y.size()) return false;
+    for (size_t i = 0; i < x.size(); ++i)
+      if (x[i].trainable != y[i].trainable) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<InitialState> InitialState::Open(const TrainerOptions& options,
+                                                const ModelTable& model) {
+  InitialState state;
+  if (options.resume_from.empty() && options.first_step != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("asked to begin at step %d without a checkpoint to go on from; wanted 1",
+                        options.first_step));
+  }
+  if (!options.resume_from.empty()) {
+    ZS_RETURN_IF_ERROR(
+        Agree(options.comm, state.OpenCheckpoint(options, model), "opening the checkpoint"));
+    return state;
+  }
+  const std::string& folder = options.spec.model().init_from();
+  if (folder.empty()) return state;
+  std::vector<std::string> warnings;
+  absl::StatusOr<std::unique_ptr<HfWeights>> weights = HfWeights::Open(folder, model, &warnings);
+  ZS_RETURN_IF_ERROR(Agree(options.comm, weights.status(), "opening model.init_from"));
+  state.weights_ = *std::move(weights);
+  if (options.comm->rank() == 0)
+    for (const std::string& warning : warnings) LogWarning(warning);
+  return state;
+}
+
+absl::Status InitialState::OpenCheckpoint(const TrainerOptions& options, const ModelTable& model) {
+  ZS_ASSIGN_OR_RETURN(reader_, CheckpointReader::Open(options.resume_from));
+  ZS_RETURN_IF_ERROR(reader_->CheckModel(model, !options.weights_only));
+  const Manifest& manifest = reader_->manifest();
+  const uint64_t wanted = options.weights_only ? 1 : manifest.step + 1;
+  if (options.first_step != wanted) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "asked to go on at step %d%s, but %s holds the state after step %d; wanted %d",
+        options.first_step, options.weights_only ? " with its weights alone" : "", reader_->path(),
+        manifest.step, wanted));
+  }
+  ZS_RETURN_IF_ERROR(reader_->VerifyFiles(options.comm->rank(), options.comm->size()));
+  master_ = reader_->Source(StateKind::kMaster);
+  if (options.weights_only) return absl::OkStatus();
+  resumed_from_ = options.resume_from;
+  step_ = manifest.step;
+  return ContinueData(options);
+}
+
+absl::Status InitialState::ContinueData(const TrainerOptions& options) {
+  const Manifest& manifest = reader_->manifest();
+  if (manifest.next_sample > kMostSamples) {
+    return absl::DataLossError(absl::StrFormat("%s: next_sample is %d; wanted at most %d",
+                                               reader_->path(), manifest.next_sample,
+                                               kMostSamples));
+  }
+  const uint64_t samples = static_cast<uint64_t>(options.data->sample_count());
+  if (samples == manifest.samples) {
+    position_ = static_cast<int64_t>(manifest.next_sample);
+  } else if (options.comm->rank() == 0) {
+    LogWarning("data.train has ", samples, " samples, and had ", manifest.samples, " when ",
+               reader_->path(), " was written: the new data are read from their beginning");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InitialState::Load(const absl::Status& filled, const TrainerOptions& options,
+                                const ModelTable& model, ZeroEngine* engine) const {
+  if (weights() == nullptr) return filled;
+  absl::Status status = filled;
+  if (!resumed_from_.empty()) {
+    for (StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq})
+      if (status.ok()) status = engine->LoadMoments(kind, *reader_->Source(kind), options.stop);
+  }
+  ZS_RETURN_IF_ERROR(Agree(options.comm, status, "loading"));
+  return reader_ != nullptr ? CompareDigests(model, engine) : absl::OkStatus();
+}
+
+absl::Status InitialState::CompareDigests(const ModelTable& model, ZeroEngine* engine) const {
+  ZS_ASSIGN_OR_RETURN(const auto seen, engine->LoadedDigests());
+  const Manifest& manifest = reader_->manifest();
+  // Moments of tensors that are frozen here, or were there, are not the same set.
+  const absl::StatusOr<ModelTable> then = MakeModelTable(manifest.spec.model());
+  const bool moments = !resumed_from_.empty() && then.ok() && SameTrainable(*then, model);
+  for (int kind = 0; kind < (moments ? kStateKinds : 1); ++kind) {
+    const std::string& wanted = manifest.digests[kind];
+    if (wanted.empty() || seen[static_cast<size_t>(kind)] == wanted) continue;
+    return absl::DataLossError(absl::StrFormat(
+        "%s: what was loaded of %s has the digest %s; its manifest wants %s. The files are not "
+        "what was saved: go on from an older checkpoint",
+        reader_->path(), NameOf(static_cast<StateKind>(kind)), seen[static_cast<size_t>(kind)],
+        wanted));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> FindAssets(const TrainerOptions& options) {
+  std::map<std::string, std::string> by_name;
+  const auto add = [&by_name](const std::string& folder, bool model) {
+    for (const std::string& name : ListHfAssets(folder)) {
+      if (!model && (name == "config.json" || name == "generation_config.json")) continue;
+      by_name[name] = absl::StrCat(folder, "/", name);
+    }
+  };
+  std::error_code error;
+  const std::string kept = absl::StrCat(options.resume_from, "/assets");
+  if (!options.resume_from.empty() && std::filesystem::is_directory(kept, error)) {
+    add(kept, true);
+  } else if (!options.spec.model().init_from().empty()) {
+    add(options.spec.model().init_from(), true);
+  }
+  const std::string& tokenizer = options.spec.data().tokenizer();
+  if (tokenizer == "bytes" || tokenizer == "tokens") {
+    // No file.
+  } else if (std::filesystem::is_directory(tokenizer, error)) {
+    add(tokenizer, false);
+  } else if (std::filesystem::is_regular_file(tokenizer, error)) {
+    by_name[std::filesystem::path(tokenizer).filename().string()] = tokenizer;
+  }
+  std::vector<std::string> paths;
+  for (const auto& [name, path] : by_name) paths.push_back(path);
+  return paths;
+}
+
+}  // namespace zeroshard
