@@ -10,6 +10,11 @@
 
 namespace zeroshard {
 
+std::vector<std::string> ReferenceNames() {
+  return {"gpt2",  "llama",           "llama_tied",     "llama_biased",
+          "qwen2", "llama_documents", "gpt2_documents", "gpt2_dropout"};
+}
+
 absl::StatusOr<Reference> Reference::Load(const std::string& name) {
   const std::string stem = absl::StrCat(ZEROSHARD_REFERENCE_DIR, "/", name);
   Reference reference;

@@ -13,9 +13,12 @@
 
 namespace zeroshard {
 
+// All cases: what each covers is in the README.
+std::vector<std::string> ReferenceNames();
+
 class Reference {
  public:
-  // `name`: "gpt2" (tied, biases), "llama" (grouped queries, untied) or "llama_tied".
+  // `name`: one of ReferenceNames().
   static absl::StatusOr<Reference> Load(const std::string& name);
 
   const v1::JobSpec& spec() const { return spec_; }
@@ -29,9 +32,10 @@ class Reference {
   absl::StatusOr<std::vector<float>> FlatUnit(const std::string& group,
                                               const UnitTable& unit) const;
 
-  // "loss", "grad_norm", "learning_rate", "gradient.loss".
+  // "loss", "grad_norm", "learning_rate", "gradient.loss", "logits".
   absl::StatusOr<std::vector<float>> Floats(const std::string& name) const;
-  // "tokens", "targets", "gradient.tokens", "gradient.targets".
+  // "tokens", "targets", "gradient.tokens", "gradient.targets", "logits.positions", and where
+  // documents are masked "document_start", "gradient.document_start".
   absl::StatusOr<std::vector<int32_t>> Ints(const std::string& name) const;
 
  private:

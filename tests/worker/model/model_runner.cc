@@ -54,6 +54,23 @@ std::vector<float> ToFloats(Ops* ops, const void* data, DType dtype, int64_t n) 
   return out;
 }
 
+// A unit's flat vector, rounded to dtype.
+Block Parameters(const UnitTable& unit, const std::vector<float>& flat, DType dtype, Ops* ops) {
+  const int64_t bytes = unit.length * static_cast<int64_t>(SizeOf(dtype));
+  Block block(unit.name + " parameters", bytes);
+  if (dtype == DType::kF32) {
+    std::memcpy(block.data(), flat.data(), static_cast<size_t>(bytes));
+  } else {
+    ops->Convert(flat.data(), DType::kF32, unit.length, block.data(), dtype);
+  }
+  return block;
+}
+
+const void* HeadMatrix(const ModelTable& table, const std::vector<Block>& params, DType dtype) {
+  if (table.config.tied) return params[0].data();
+  return Advance(params.back().data(), table.units.back().Find("lm_head.weight")->offset, dtype);
+}
+
 }  // namespace
 
 RecordingSink::RecordingSink(int64_t length, DType dtype)
@@ -119,6 +136,11 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   mb.batch = static_cast<int64_t>(tokens.size()) / c.sequence;
   mb.tokens = tokens.data();
   mb.targets = targets.data();
+  if (!options.document_start.empty()) mb.document_start = options.document_start.data();
+  mb.dropout = options.dropout;
+  mb.seed = options.seed;
+  mb.step = options.step;
+  mb.first_sample = options.first_sample;
   const int64_t boundary = mb.batch * c.sequence * c.hidden;
   const std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
 
@@ -127,12 +149,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   int64_t scratch_bytes = 0;
   for (size_t u = 0; u < table.units.size(); ++u) {
     const UnitTable& unit = table.units[u];
-    params.emplace_back(unit.name + " parameters", unit.length * elem);
-    if (dtype == DType::kF32) {
-      std::memcpy(params[u].data(), flat[u].data(), static_cast<size_t>(unit.length * elem));
-    } else {
-      ops->Convert(flat[u].data(), DType::kF32, unit.length, params[u].data(), dtype);
-    }
+    params.push_back(Parameters(unit, flat[u], dtype, ops.get()));
     const ActivationTable activations =
         MakeActivationTable(c, unit.kind, mb.batch, dtype, options.checkpointing);
     kept.emplace_back(unit.name + " kept", activations.kept_bytes);
@@ -149,9 +166,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
 
   Model model = MakeModel(table, options.checkpointing);
   const size_t last = table.units.size() - 1;
-  const void* lm_head = c.tied ? params[0].data()
-                               : Advance(params[last].data(),
-                                         table.units[last].Find("lm_head.weight")->offset, dtype);
+  const void* lm_head = HeadMatrix(table, params, dtype);
   RecordingSink* head_sink = c.tied ? &sinks[0] : &sinks[last];
   const int64_t head_offset = c.tied ? 0 : table.units[last].Find("lm_head.weight")->offset;
 
@@ -206,6 +221,53 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
     }
   }
   return result;
+}
+
+absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
+                                               const std::vector<std::vector<float>>& flat,
+                                               const std::vector<int32_t>& tokens,
+                                               const std::vector<int64_t>& pieces, int64_t capacity,
+                                               const RunOptions& options) {
+  const ModelConfig& c = table.config;
+  const DType dtype = options.dtype;
+  const auto elem = static_cast<int64_t>(SizeOf(dtype));
+  const std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
+  Model model = MakeModel(table, options.checkpointing);
+
+  std::vector<Block> params, keys, values;
+  for (size_t u = 0; u < table.units.size(); ++u) {
+    params.push_back(Parameters(table.units[u], flat[u], dtype, ops.get()));
+    keys.emplace_back("keys", capacity * c.kv_heads * c.head_dim * elem);
+    values.emplace_back("values", capacity * c.kv_heads * c.head_dim * elem);
+  }
+  const size_t last = table.units.size() - 1;
+  const void* lm_head = HeadMatrix(table, params, dtype);
+
+  std::vector<float> logits(tokens.size() * static_cast<size_t>(c.vocab));
+  int64_t past = 0;
+  for (const int64_t rows : pieces) {
+    // Exactly as much as is asked for, so that the guards find what is written beyond.
+    const Block scratch("scratch", DecodeScratchBytes(c, rows, dtype));
+    const Block x("x", rows * c.hidden * elem), y("y", rows * c.hidden * elem);
+    const UnitContext context{ops.get(), dtype, nullptr, scratch.data()};
+    void* in = x.data();
+    void* out = y.data();
+    ZS_RETURN_IF_ERROR(
+        model.embedding->Decode(context, params[0].data(), past, rows, tokens.data() + past, in));
+    for (size_t u = 1; u < last; ++u) {
+      const KvCache cache{keys[u].data(), values[u].data(), capacity};
+      ZS_RETURN_IF_ERROR(
+          model.blocks[u - 1]->Decode(context, params[u].data(), past, rows, cache, in, out));
+      std::swap(in, out);
+    }
+    ZS_RETURN_IF_ERROR(model.head->Logits(context, params[last].data(), lm_head, rows, in,
+                                          logits.data() + past * c.vocab));
+    for (const Block* block : {&scratch, &x, &y}) ZS_RETURN_IF_ERROR(block->Check());
+    past += rows;
+  }
+  for (const Block& block : keys) ZS_RETURN_IF_ERROR(block.Check());
+  for (const Block& block : values) ZS_RETURN_IF_ERROR(block.Check());
+  return logits;
 }
 
 }  // namespace zeroshard

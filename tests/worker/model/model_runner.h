@@ -47,6 +47,12 @@ struct RunOptions {
   int threads = 1;
   // Units get inputs outside their kept memory, and write gradients beside those they read.
   bool separate_buffers = false;
+  std::vector<int32_t> document_start = {};  // [batch, T], or empty: not masked
+  // The micro-batch's of the same names.
+  bool dropout = false;
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  int64_t first_sample = 0;
 };
 
 struct RunResult {
@@ -63,5 +69,13 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                    const std::vector<std::vector<float>>& flat,
                                    const std::vector<int32_t>& tokens,
                                    const std::vector<int32_t>& targets, const RunOptions& options);
+
+// Inference: the fp32 logits [tokens, V] of one sequence that is fed in `pieces`, which add up to
+// its length, through key/value caches of `capacity` positions. Of `options`, dtype and threads.
+absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
+                                               const std::vector<std::vector<float>>& flat,
+                                               const std::vector<int32_t>& tokens,
+                                               const std::vector<int64_t>& pieces, int64_t capacity,
+                                               const RunOptions& options);
 
 }  // namespace zeroshard

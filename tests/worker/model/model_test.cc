@@ -29,11 +29,24 @@ class ModelTest : public testing::TestWithParam<std::string> {
     tokens_ = reference_.Ints("gradient.tokens").value();
     targets_ = reference_.Ints("gradient.targets").value();
     loss_ = reference_.Floats("gradient.loss").value().at(0);
+    if (auto starts = reference_.Ints("gradient.document_start"); starts.ok()) starts_ = *starts;
+  }
+
+  // `options` for the sequences from `first` on, as the reference had them.
+  RunOptions AsReference(RunOptions options, int64_t first) const {
+    if (!starts_.empty()) {
+      options.document_start.assign(starts_.begin() + first * reference_.table().config.sequence,
+                                    starts_.end());
+    }
+    options.dropout = reference_.table().config.attn_pdrop > 0;
+    options.seed = reference_.spec().seed();
+    options.first_sample = first;
+    return options;
   }
 
   RunResult Run(const RunOptions& options) const {
     absl::StatusOr<RunResult> result =
-        RunModel(reference_.table(), flat_, tokens_, targets_, options);
+        RunModel(reference_.table(), flat_, tokens_, targets_, AsReference(options, 0));
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *std::move(result) : RunResult();
   }
@@ -45,14 +58,14 @@ class ModelTest : public testing::TestWithParam<std::string> {
       return std::vector<int32_t>(all.begin() + b * T, all.begin() + (b + 1) * T);
     };
     absl::StatusOr<RunResult> result =
-        RunModel(reference_.table(), flat_, part(tokens_), part(targets_), options);
+        RunModel(reference_.table(), flat_, part(tokens_), part(targets_), AsReference(options, b));
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *std::move(result) : RunResult();
   }
 
-  // |seen - wanted| / |wanted| of each tensor is at most `tolerance`. A key's bias moves a whole
-  // row of scores alike, so that its gradient is zero but for rounding: it is measured by the
-  // query's bias.
+  // |seen - wanted| / |wanted| of each tensor is at most `tolerance`. Without rotary positions a
+  // key's bias moves a whole row of scores alike, so that its gradient is zero but for rounding: it
+  // is measured by the query's bias.
   void ExpectGradients(const std::map<std::string, std::vector<float>>& seen, double tolerance) {
     for (const UnitTable& unit : reference_.table().units) {
       for (const ParameterInfo& p : unit.parameters) {
@@ -60,7 +73,8 @@ class ModelTest : public testing::TestWithParam<std::string> {
         const auto found = seen.find(p.name);
         ASSERT_NE(found, seen.end()) << p.name;
         ASSERT_EQ(found->second.size(), wanted.size()) << p.name;
-        const std::string measure = absl::StrReplaceAll(p.name, {{"attn.k.bias", "attn.q.bias"}});
+        const std::string measure =
+            gpt2() ? absl::StrReplaceAll(p.name, {{"attn.k.bias", "attn.q.bias"}}) : p.name;
         const double norm = Norm(reference_.Tensor("gradient", measure).value());
         std::vector<float> error = wanted;
         for (size_t i = 0; i < error.size(); ++i) error[i] -= found->second[i];
@@ -70,6 +84,8 @@ class ModelTest : public testing::TestWithParam<std::string> {
     }
   }
 
+  bool gpt2() const { return reference_.table().config.architecture == Architecture::kGpt2; }
+
   static double Norm(const std::vector<float>& values) {
     double sum = 0;
     for (float value : values) sum += static_cast<double>(value) * value;
@@ -78,11 +94,11 @@ class ModelTest : public testing::TestWithParam<std::string> {
 
   Reference reference_;
   std::vector<std::vector<float>> flat_;
-  std::vector<int32_t> tokens_, targets_;
+  std::vector<int32_t> tokens_, targets_, starts_;
   double loss_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(References, ModelTest, testing::Values("gpt2", "llama", "llama_tied"),
+INSTANTIATE_TEST_SUITE_P(References, ModelTest, testing::ValuesIn(ReferenceNames()),
                          [](const auto& info) { return info.param; });
 
 void ExpectSameBits(const RunResult& a, const RunResult& b) {
@@ -173,9 +189,9 @@ TEST_P(ModelTest, GradientsOfABlockLeaveFromTheMlpToTheNorm) {
 TEST_P(ModelTest, FrozenTensorsLeaveTheOthersGradientsAsTheyAre) {
   v1::ModelSpec spec = reference_.spec().model();
   spec.add_trainable("*norm*");
-  if (GetParam() == "gpt2") spec.set_trainable(0, "*ln_*");
+  if (gpt2()) spec.set_trainable(0, "*ln_*");
   const ModelTable frozen = MakeModelTable(spec).value();
-  absl::StatusOr<RunResult> result = RunModel(frozen, flat_, tokens_, targets_, {});
+  absl::StatusOr<RunResult> result = RunModel(frozen, flat_, tokens_, targets_, AsReference({}, 0));
   ASSERT_TRUE(result.ok()) << result.status();
   const RunResult plain = Run({});
   EXPECT_EQ(result->loss.loss, plain.loss.loss);
@@ -193,6 +209,81 @@ TEST_P(ModelTest, FrozenTensorsLeaveTheOthersGradientsAsTheyAre) {
 TEST_P(ModelTest, ANaNInAWeightReachesTheLoss) {
   flat_[1][0] = std::nanf("");
   EXPECT_TRUE(std::isnan(Run({}).loss.loss));
+}
+
+// Models without documents of their own.
+class UndividedTest : public ModelTest {};
+
+INSTANTIATE_TEST_SUITE_P(References, UndividedTest,
+                         testing::Values("gpt2", "llama", "llama_biased", "gpt2_dropout"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(UndividedTest, DocumentsThatAllStartAtTheSequencesStartChangeNoBit) {
+  RunOptions options;
+  options.document_start.assign(tokens_.size(), 0);
+  ExpectSameBits(Run({}), Run(options));
+}
+
+// The model with dropout.
+class DropoutTest : public ModelTest {};
+
+INSTANTIATE_TEST_SUITE_P(References, DropoutTest, testing::Values("gpt2_dropout"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(DropoutTest, RatesCountOnlyInTraining) {
+  v1::ModelSpec spec = reference_.spec().model();
+  spec.clear_embd_pdrop();
+  spec.clear_attn_pdrop();
+  spec.clear_resid_pdrop();
+  absl::StatusOr<RunResult> plain =
+      RunModel(MakeModelTable(spec).value(), flat_, tokens_, targets_, {.dropout = true});
+  absl::StatusOr<RunResult> evaluated =
+      RunModel(reference_.table(), flat_, tokens_, targets_, {.dropout = false});
+  ASSERT_TRUE(plain.ok() && evaluated.ok());
+  ExpectSameBits(*plain, *evaluated);
+  EXPECT_NE(plain->loss.loss, Run({}).loss.loss);
+}
+
+TEST_P(DropoutTest, EachRateStepSeedAndSampleHasItsOwnMask) {
+  const v1::ModelSpec all = reference_.spec().model();
+  std::vector<v1::ModelSpec> specs(3, all);
+  specs[0].clear_embd_pdrop();
+  specs[1].clear_attn_pdrop();
+  specs[2].clear_resid_pdrop();
+  const RunOptions usual = {.dropout = true, .seed = 5, .step = 7, .first_sample = 11};
+  std::vector<double> losses;
+  const auto run = [&](const v1::ModelSpec& spec, const RunOptions& options) {
+    absl::StatusOr<RunResult> result =
+        RunModel(MakeModelTable(spec).value(), flat_, tokens_, targets_, options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    losses.push_back(result->loss.loss);
+  };
+  run(all, usual);
+  for (const v1::ModelSpec& spec : specs) run(spec, usual);
+  run(all, {.dropout = true, .seed = 6, .step = 7, .first_sample = 11});
+  run(all, {.dropout = true, .seed = 5, .step = 8, .first_sample = 11});
+  run(all, {.dropout = true, .seed = 5, .step = 7, .first_sample = 12});
+  for (size_t i = 0; i < losses.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(losses[i], losses[j]) << i << " and " << j;
+  }
+  run(all, usual);
+  EXPECT_EQ(losses.back(), losses.front());
+}
+
+// The model whose position table is longer than its sequences.
+class LongTableTest : public ModelTest {};
+
+INSTANTIATE_TEST_SUITE_P(References, LongTableTest, testing::Values("gpt2_documents"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(LongTableTest, PositionsThatNoSequenceReachesHaveNoGradient) {
+  const std::vector<float> gradient = Run({}).gradients.at("wpe.weight");
+  const ModelConfig& c = reference_.table().config;
+  ASSERT_GT(c.positions, c.sequence);
+  ASSERT_EQ(gradient.size(), static_cast<size_t>(c.positions * c.hidden));
+  for (int64_t i = c.sequence * c.hidden; i < c.positions * c.hidden; ++i) {
+    EXPECT_EQ(gradient[i], 0.0f) << i;
+  }
 }
 
 TEST(HeadBlocksTest, AVocabularyOfSeveralBlocksGivesTheGradientOfOne) {
