@@ -34,7 +34,7 @@ struct CoreOptions {
   size_t max_records_per_report = 10000;           // of steps, of checkpoints and of samples
   size_t max_sample_bytes = 64 << 10;              // of a prompt, of a text; what is longer is cut
   size_t max_sample_prompts = 10000;               // of one run, that repetitions are known of
-  size_t max_checkpoint_events = 50;               // of one run's events
+  size_t max_checkpoint_events = 150;              // of one run's events
 };
 
 }  // namespace zeroshard::coordinator

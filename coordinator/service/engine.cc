@@ -28,15 +28,19 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
     const std::string& name = job.job.spec.name();
     const bool live = !IsEnded(job.job.state);
     if (live) {
-      if (absl::Status made = engine->files_.Prepare(name, run_id); !made.ok()) return made;
+      absl::Status made =
+          engine->files_.Prepare(name, run_id, job.job.history_of, job.job.first_step);
+      if (!made.ok()) return made;
     }
     const std::string directory =
         absl::StrCat("jobs/", name, newest[name] == &job ? "" : absl::StrCat("@", run_id));
-    absl::StatusOr<JobFiles::Ends> ends = engine->files_.Recover(directory, live);
+    absl::StatusOr<JobFiles::Ends> ends =
+        engine->files_.Recover(directory, live, job.job.first_step);
     if (!ends.ok()) return ends.status();
     if (!ends->warning.empty()) LogWarning(ends->warning);
     job.first = ends->first;
     job.last = ends->last;
+    job.sampled = std::move(ends->sampled);
   }
 
   engine->core_ = std::make_unique<Core>(options.core, *std::move(state), RandomId());
@@ -232,11 +236,15 @@ absl::Status Engine::CarryOut(Action& action) {
     }
     if (handler) handler(*reply);
   } else if (auto* folder = std::get_if<PrepareFolder>(&action)) {
-    return files_.Prepare(folder->job, folder->run_id);
+    return files_.Prepare(folder->job, folder->run_id, folder->history_of, folder->first_step);
   } else if (auto* history = std::get_if<AppendHistory>(&action)) {
     absl::Status status = files_.AppendHistory(history->job, history->run_id, history->records);
-    if (status.ok()) metrics_->SetStep(history->job, history->records.back());
+    if (status.ok()) metrics_->SetSteps(history->job, history->records);
     return status;
+  } else if (auto* samples = std::get_if<AppendSamples>(&action)) {
+    const absl::Status status =
+        files_.AppendSamples(samples->job, samples->run_id, samples->samples);
+    if (!status.ok()) LogWarning("a job's samples are lost: ", status.message());
   } else if (auto* text = std::get_if<AppendLog>(&action)) {
     const absl::Status status = files_.AppendLog(text->job, text->run_id, text->rank, text->lines);
     if (!status.ok()) LogWarning("a job's log lines are lost: ", status.message());
@@ -289,6 +297,9 @@ absl::StatusOr<Engine::View> Engine::Look(const std::string& job) const {
   absl::StatusOr<v1::JobStatus> status = core_->Status(job, Now());
   if (!status.ok()) return status.status();
   View view;
+  if (const auto run = core_->runs().find(status->run_id()); run != core_->runs().end()) {
+    view.checkpoint_dir = run->second.job.spec.checkpoint().dir();
+  }
   view.settled = IsEnded(status->state()) && !unsettled_.contains(status->run_id());
   view.status = WithPath(*std::move(status));
   return view;

@@ -83,6 +83,7 @@ class Engine {
     v1::JobStatus status;  // its directory is a path that can be opened
     // An ended run of which everything is on disk and told.
     bool settled = false;
+    std::string checkpoint_dir;  // of its specification; empty: it saves nothing
   };
   absl::StatusOr<View> Look(const std::string& job) const;
   std::vector<v1::JobStatus> List() const;

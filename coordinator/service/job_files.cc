@@ -7,30 +7,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/files.h"
+#include "common/log.h"
 #include "common/spec/history_line.h"
-#include "nlohmann/json.hpp"
+#include "coordinator/service/descriptor.h"
 
 namespace zeroshard::coordinator {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 // All of `text` at the end of the file, or nothing of it.
 absl::Status AppendWhole(const std::string& path, const std::string& text, bool sync) {
@@ -56,65 +44,74 @@ absl::Status AppendWhole(const std::string& path, const std::string& text, bool 
   return ErrnoError(error, "write", path);
 }
 
-// Up to `most` bytes from `offset` on.
-absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) {
-    if (errno == ENOENT) return std::string();
-    return ErrnoError(errno, "open", path);
+// Begins the file `name` of `to` with the records of that of `from` whose step is before
+// `first_step`. A damaged line ends them.
+template <typename Reader, typename Format>
+absl::Status Carry(const std::string& from, const std::string& to, const char* name,
+                   uint64_t first_step, Format format) {
+  Reader reader(from + name);
+  while (true) {
+    const auto records = reader.Next(10000);
+    if (!records.ok()) {
+      LogWarning("what follows is not carried over: ", records.status().message());
+      return absl::OkStatus();
+    }
+    std::string text;
+    for (const auto& record : *records) {
+      if (record.step() < first_step) absl::StrAppend(&text, format(record), "\n");
+    }
+    if (text.empty()) return absl::OkStatus();
+    if (absl::Status added = AppendWhole(to + name, text, /*sync=*/true); !added.ok()) {
+      return added;
+    }
   }
-  std::string text(most, '\0');
-  size_t done = 0;
-  while (done < most) {
-    const ssize_t got =
-        pread(file.get(), text.data() + done, most - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoError(errno, "read", path);
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
+}
+
+// Hands the file's lines to `accept` until it refuses one. With `repair` what is left is cut; if
+// that is more than one torn line, the file is kept beside it. Returns what was cut, in words.
+absl::StatusOr<std::string> RecoverLines(const std::string& path, size_t chunk, bool repair,
+                                         const std::function<bool(const std::string&)>& accept) {
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(path, error);
+  if (error) return "";  // nothing was written yet
+  uint64_t good = 0;
+  size_t lines = 0;
+  LineReader reader(path, chunk);
+  for (bool bad = false; !bad;) {
+    absl::StatusOr<std::vector<LineReader::Line>> read = reader.Next(10000);
+    if (!read.ok()) return read.status();
+    if (read->empty()) break;
+    for (const LineReader::Line& line : *read) {
+      bad = !accept(line.text);
+      if (bad) break;
+      good = line.offset + line.text.size() + 1;
+      ++lines;
+    }
   }
-  text.resize(done);
-  return text;
+  if (good == size || !repair) return "";
+  const absl::StatusOr<std::string> rest = ReadPart(path, good, chunk);
+  if (!rest.ok()) return rest.status();
+  std::string warning;
+  if (rest->find('\n') != std::string::npos) {
+    const std::string kept = path + ".damaged";
+    std::filesystem::copy_file(path, kept, std::filesystem::copy_options::overwrite_existing,
+                               error);
+    if (error) return ErrnoError(error.value(), "copy", path);
+    warning = absl::StrCat(path, " is damaged after line ", lines, "; ", size - good,
+                           " bytes were cut, the whole file is kept as ", kept);
+  } else {
+    warning = absl::StrCat(path, ": a torn last line of ", size - good, " bytes was cut");
+  }
+  if (truncate(path.c_str(), static_cast<off_t>(good)) != 0) {
+    return ErrnoError(errno, "shorten", path);
+  }
+  return warning;
 }
 
 }  // namespace
 
-absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  v1::StepRecord record;
-  const auto number = [&](const char* key, double* to) {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_number()) return false;
-    *to = found->get<double>();
-    return true;
-  };
-  const auto count = [&](const char* key, uint64_t* to) {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_number_unsigned()) return false;
-    *to = found->get<uint64_t>();
-    return true;
-  };
-  uint64_t step = 0;
-  uint64_t tokens = 0;
-  double loss = 0;
-  double grad_norm = 0;
-  double learning_rate = 0;
-  double seconds = 0;
-  if (!json.is_object() || !count("step", &step) || !number("loss", &loss) ||
-      !number("grad_norm", &grad_norm) || !number("learning_rate", &learning_rate) ||
-      !count("tokens", &tokens) || !number("seconds", &seconds)) {
-    return absl::InvalidArgumentError(absl::StrCat("no step record: ", line.substr(0, 100)));
-  }
-  record.set_step(step);
-  record.set_loss(loss);
-  record.set_grad_norm(grad_norm);
-  record.set_learning_rate(learning_rate);
-  record.set_tokens(tokens);
-  record.set_seconds(seconds);
-  return record;
-}
-
-absl::Status JobFiles::Prepare(const std::string& job, const std::string& run_id) {
+absl::Status JobFiles::Prepare(const std::string& job, const std::string& run_id,
+                               const std::string& history_of, uint64_t first_step) {
   const std::string folder = Path(absl::StrCat("jobs/", job));
   const std::string marker = absl::StrCat(folder, "/run");
   std::error_code error;
@@ -130,49 +127,50 @@ absl::Status JobFiles::Prepare(const std::string& job, const std::string& run_id
     if (rename(folder.c_str(), target.c_str()) != 0) return ErrnoError(errno, "rename", folder);
   }
   if (absl::Status made = MakeFolders(absl::StrCat(folder, "/logs")); !made.ok()) return made;
+  if (!history_of.empty() && history_of.find('/') == std::string::npos) {
+    const std::string older = absl::StrCat(folder, "@", history_of);
+    for (const absl::Status& carried :
+         {Carry<HistoryReader>(older, folder, "/history.jsonl", first_step, FormatHistoryLine),
+          Carry<SampleReader>(older, folder, "/samples.jsonl", first_step, FormatSampleLine)}) {
+      if (!carried.ok()) return carried;
+    }
+  }
   return WriteFileAtomically(marker, absl::StrCat(run_id, "\n"));
 }
 
-absl::StatusOr<JobFiles::Ends> JobFiles::Recover(const std::string& directory, bool repair) {
-  const std::string path = absl::StrCat(Path(directory), "/history.jsonl");
+absl::StatusOr<JobFiles::Ends> JobFiles::Recover(const std::string& directory, bool repair,
+                                                 uint64_t first_step) {
   Ends ends;
-  std::error_code error;
-  const uint64_t size = std::filesystem::file_size(path, error);
-  if (error) return ends;  // no step was committed yet
-  uint64_t good = 0;
-  while (true) {
-    absl::StatusOr<std::string> part = ReadPart(path, good, 1 << 20);
-    if (!part.ok()) return part.status();
-    size_t begin = 0;
-    bool bad = false;
-    for (size_t end; (end = part->find('\n', begin)) != std::string::npos; begin = end + 1) {
-      const absl::StatusOr<v1::StepRecord> record =
-          ParseHistoryLine(part->substr(begin, end - begin));
-      if (!record.ok() || record->step() != ends.last.step() + 1) {
-        bad = true;
-        break;
-      }
-      if (ends.first.step() == 0) ends.first = *record;
-      ends.last = *record;
-    }
-    good += begin;
-    if (bad || begin == 0) break;
-  }
-  if (good == size || !repair) return ends;
-  const absl::StatusOr<std::string> rest = ReadPart(path, good, 1 << 16);
-  if (!rest.ok()) return rest.status();
-  if (rest->find('\n') != std::string::npos) {
-    const std::string kept = path + ".damaged";
-    std::filesystem::copy_file(path, kept, std::filesystem::copy_options::overwrite_existing,
-                               error);
-    if (error) return ErrnoError(error.value(), "copy", path);
-    ends.warning = absl::StrCat(path, " is damaged after step ", ends.last.step(), "; ",
-                                size - good, " bytes were cut, the whole file is kept as ", kept);
-  } else {
-    ends.warning = absl::StrCat(path, ": a torn last line of ", size - good, " bytes was cut");
-  }
-  if (truncate(path.c_str(), static_cast<off_t>(good)) != 0) {
-    return ErrnoError(errno, "shorten", path);
+  uint64_t last = 0;  // the step on the line before, of this run or of the one it goes on from
+  absl::StatusOr<std::string> warning =
+      RecoverLines(absl::StrCat(Path(directory), "/history.jsonl"), HistoryReader::kChunk, repair,
+                   [&](const std::string& line) {
+                     const absl::StatusOr<v1::StepRecord> record = ParseHistoryLine(line);
+                     if (!record.ok() || record->step() == 0 || record->step() <= last)
+                       return false;
+                     // The older run may have been killed before it reported all that its
+                     // checkpoint holds.
+                     if (record->step() > first_step && record->step() != last + 1) return false;
+                     last = record->step();
+                     if (last < first_step) return true;
+                     if (ends.first.step() == 0) ends.first = *record;
+                     ends.last = *record;
+                     return true;
+                   });
+  if (!warning.ok()) return warning.status();
+  ends.warning = *std::move(warning);
+  if (!repair) return ends;
+  warning = RecoverLines(absl::StrCat(Path(directory), "/samples.jsonl"), SampleReader::kChunk,
+                         repair, [&](const std::string& line) {
+                           const absl::StatusOr<v1::SampleRecord> record = ParseSampleLine(line);
+                           if (!record.ok()) return false;
+                           uint64_t& step = ends.sampled[record->prompt()];
+                           step = std::max(step, record->step());
+                           return true;
+                         });
+  if (!warning.ok()) return warning.status();
+  if (!warning->empty()) {
+    absl::StrAppend(&ends.warning, ends.warning.empty() ? "" : "; ", *warning);
   }
   return ends;
 }
@@ -183,6 +181,15 @@ absl::Status JobFiles::AppendHistory(const std::string& job, const std::string& 
   for (const v1::StepRecord& record : records)
     absl::StrAppend(&text, FormatHistoryLine(record), "\n");
   return AppendWhole(Path(absl::StrCat("jobs/", job, "/history.jsonl")), text, /*sync=*/true);
+}
+
+absl::Status JobFiles::AppendSamples(const std::string& job, const std::string& run_id,
+                                     const std::vector<v1::SampleRecord>& samples) {
+  std::string text;
+  for (const v1::SampleRecord& sample : samples) {
+    absl::StrAppend(&text, FormatSampleLine(sample), "\n");
+  }
+  return AppendWhole(Path(absl::StrCat("jobs/", job, "/samples.jsonl")), text, /*sync=*/false);
 }
 
 absl::Status JobFiles::AppendLog(const std::string& job, const std::string& run_id, uint32_t rank,
@@ -202,33 +209,6 @@ absl::Status JobFiles::AppendLog(const std::string& job, const std::string& run_
                     " bytes, the most that are kept; later lines are dropped)\n");
   }
   return AppendWhole(path, text, /*sync=*/false);
-}
-
-absl::StatusOr<std::vector<v1::StepRecord>> HistoryReader::Next(size_t most) {
-  std::vector<v1::StepRecord> records;
-  absl::StatusOr<std::string> part = ReadPart(path_, offset_, 256 << 10);
-  if (!part.ok()) return part.status();
-  size_t begin = 0;
-  for (size_t end; records.size() < most && (end = part->find('\n', begin)) != std::string::npos;
-       begin = end + 1) {
-    absl::StatusOr<v1::StepRecord> record = ParseHistoryLine(part->substr(begin, end - begin));
-    if (!record.ok()) {
-      return absl::DataLossError(
-          absl::StrCat(path_, " at byte ", offset_ + begin, ": ", record.status().message()));
-    }
-    records.push_back(*std::move(record));
-  }
-  offset_ += begin;
-  return records;
-}
-
-absl::StatusOr<std::string> LogReader::Next(size_t most_bytes) {
-  absl::StatusOr<std::string> part = ReadPart(path_, offset_, most_bytes);
-  if (!part.ok()) return part.status();
-  const size_t end = part->rfind('\n');
-  if (end != std::string::npos) part->resize(end + 1);
-  offset_ += part->size();
-  return part;
 }
 
 }  // namespace zeroshard::coordinator

@@ -1,15 +1,20 @@
 #include "coordinator/service/jobs_service.h"
 
+#include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
 #include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
 #include "common/version.h"
 #include "coordinator/core/text.h"
+#include "coordinator/service/checkpoints.h"
 #include "coordinator/service/follower.h"
 #include "coordinator/service/unary_call.h"
 
@@ -17,6 +22,8 @@ namespace zeroshard::coordinator {
 namespace {
 
 constexpr size_t kRecordsAtOnce = 500;
+constexpr size_t kSamplesAtOnce = 50;
+constexpr size_t kSampleBytesAtOnce = 1 << 20;  // of one update, and at most one sample more
 constexpr size_t kLogBytesAtOnce = 64 << 10;
 
 class WatchStream : public Follower<v1::WatchUpdate> {
@@ -24,6 +31,7 @@ class WatchStream : public Follower<v1::WatchUpdate> {
   WatchStream(Engine* engine, const v1::JobStatus& status, const v1::WatchRequest& request)
       : Follower(engine),
         reader_(status.directory() + "/history.jsonl"),
+        sample_reader_(status.directory() + "/samples.jsonl"),
         follow_(request.follow()),
         after_step_(request.after_step()) {}
 
@@ -37,31 +45,66 @@ class WatchStream : public Follower<v1::WatchUpdate> {
       return Step::kDone;
     }
     for (v1::StepRecord& record : *records) {
+      step_ = record.step();
       if (record.step() > after_step_) *update->add_records() = std::move(record);
     }
     // Steps are told in order and before the end that they led to.
-    const bool caught_up = records->size() < kRecordsAtOnce;
+    bool caught_up = records->size() < kRecordsAtOnce;
+    if (absl::Status read = AddSamples(&caught_up, update); !read.ok()) {
+      *status = ToGrpcStatus(read);
+      return Step::kDone;
+    }
     last_written_ = caught_up && (view->settled || !follow_);
     *update->mutable_status() = std::move(view->status);
-    if (caught_up && !last_written_ && update->records_size() == 0 && !Changed(update->status())) {
+    if (caught_up && !last_written_ && update->records_size() == 0 && update->samples_size() == 0 &&
+        !Changed(update->status())) {
       return Step::kWait;
     }
     return Step::kWrite;
   }
 
  private:
+  // Those of the steps that are told, or where the steps are all told, of any. `caught_up` becomes
+  // false where there are more.
+  absl::Status AddSamples(bool* caught_up, v1::WatchUpdate* update) {
+    const bool all = *caught_up;
+    for (size_t bytes = 0; bytes < kSampleBytesAtOnce;) {
+      if (samples_.empty()) {
+        absl::StatusOr<std::vector<v1::SampleRecord>> more = sample_reader_.Next(kSamplesAtOnce);
+        if (!more.ok()) return more.status();
+        if (more->empty()) return absl::OkStatus();
+        samples_.assign(std::make_move_iterator(more->begin()),
+                        std::make_move_iterator(more->end()));
+      }
+      v1::SampleRecord& next = samples_.front();
+      if (!all && next.step() > step_) return absl::OkStatus();
+      bytes += next.ByteSizeLong();
+      if (next.step() > after_step_) *update->add_samples() = std::move(next);
+      samples_.pop_front();
+    }
+    *caught_up = false;
+    return absl::OkStatus();
+  }
+
   bool Changed(const v1::JobStatus& status) {
-    const std::pair<int, std::string> now(status.state() * 1000 + status.events_size(),
-                                          status.reason());
+    // Older events may have gone as a new one came.
+    std::string now = absl::StrCat(status.state(), " ", status.events_size(), " ", status.reason());
+    if (!status.events().empty()) {
+      const v1::JobEvent& last = *status.events().rbegin();
+      absl::StrAppend(&now, "\n", last.unix_ms(), " ", last.reason());
+    }
     if (now == told_) return false;
-    told_ = now;
+    told_ = std::move(now);
     return true;
   }
 
   HistoryReader reader_;
+  SampleReader sample_reader_;
+  std::deque<v1::SampleRecord> samples_;  // read, not told
   const bool follow_;
   const uint64_t after_step_;
-  std::pair<int, std::string> told_;
+  uint64_t step_ = 0;  // the last that was read
+  std::string told_;
   bool last_written_ = false;
 };
 
@@ -149,10 +192,48 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   absl::StatusOr<std::vector<v1::ShardPlan>> plan = PlanShards(event.spec);
   if (!plan.ok()) return FinishNow(context, plan.status());
   event.plan = *std::move(plan);
-  return UnaryCall::Start(engine_, std::move(event), [this, response](const Reply& reply) {
+  const auto fill = [this, response](const Reply& reply) {
     response->set_run_id(reply.text);
     absl::StatusOr<Engine::View> view = engine_->Look(reply.text);
     if (view.ok()) *response->mutable_status() = std::move(view->status);
+  };
+  if (event.spec.checkpoint().dir().empty() && request->resume_from().empty() &&
+      !request->weights_only()) {
+    return UnaryCall::Start(engine_, std::move(event), fill);
+  }
+  const auto shared = std::make_shared<coordinator::Submit>(std::move(event));
+  const auto look = [shared, resume_from = request->resume_from(),
+                     weights_only = request->weights_only()] {
+    absl::StatusOr<std::optional<Checkpoint>> from =
+        FindStart(shared->spec, resume_from, weights_only);
+    if (from.ok()) shared->from = *std::move(from);
+    return from.status();
+  };
+  return UnaryCall::StartAfter(
+      engine_, &disk_, absl::StrCat("job ", shared->spec.name()), look,
+      [shared, fill](UnaryCall* call) { call->Send(std::move(*shared), fill); });
+}
+
+grpc::ServerUnaryReactor* JobsService::Checkpoints(grpc::CallbackServerContext* context,
+                                                   const v1::CheckpointsRequest* request,
+                                                   v1::CheckpointsResponse* response) {
+  const absl::StatusOr<Engine::View> view = engine_->Look(request->job());
+  if (!view.ok()) return FinishNow(context, view.status());
+  const std::string dir = view->checkpoint_dir;
+  if (dir.empty()) {
+    return FinishNow(context, absl::FailedPreconditionError(absl::StrCat(
+                                  "job ", view->status.name(), " (run ", view->status.run_id(),
+                                  ") has no checkpoint section: it saves nothing")));
+  }
+  const auto found = std::make_shared<v1::CheckpointsResponse>();
+  const auto look = [dir, found] {
+    absl::StatusOr<v1::CheckpointsResponse> described = DescribeCheckpoints(dir);
+    if (described.ok()) *found = *std::move(described);
+    return described.status();
+  };
+  return UnaryCall::StartAfter(engine_, &disk_, dir, look, [found, response](UnaryCall* call) {
+    *response = std::move(*found);
+    call->Answer(absl::OkStatus());
   });
 }
 
@@ -173,7 +254,7 @@ grpc::ServerUnaryReactor* JobsService::Get(grpc::CallbackServerContext* context,
 grpc::ServerUnaryReactor* JobsService::Cancel(grpc::CallbackServerContext* context,
                                               const v1::CancelRequest* request,
                                               v1::JobStatus* response) {
-  return UnaryCall::Start(engine_, coordinator::Cancel{0, request->job()},
+  return UnaryCall::Start(engine_, coordinator::Cancel{0, request->job(), request->save()},
                           [this, response](const Reply& reply) {
                             absl::StatusOr<Engine::View> view = engine_->Look(reply.text);
                             if (view.ok()) *response = std::move(view->status);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "coordinator/service/disk_work.h"
 #include "coordinator/service/engine.h"
 #include "zeroshard/v1/jobs.grpc.pb.h"
 
@@ -11,7 +12,9 @@ namespace zeroshard::coordinator {
 // Thread-safe. Streams that wait hold no thread. The engine outlives the server.
 class JobsService : public v1::Jobs::CallbackService {
  public:
-  explicit JobsService(Engine* engine) : engine_(engine) {}
+  // Submissions wait at most `disk_patience` for the file systems that they name.
+  explicit JobsService(Engine* engine, absl::Duration disk_patience = absl::Seconds(30))
+      : engine_(engine), disk_(disk_patience, kMostDiskWork) {}
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const v1::SubmitRequest* request,
@@ -36,9 +39,15 @@ class JobsService : public v1::Jobs::CallbackService {
   grpc::ServerUnaryReactor* Version(grpc::CallbackServerContext* context,
                                     const v1::VersionRequest* request,
                                     v1::VersionResponse* response) override;
+  grpc::ServerUnaryReactor* Checkpoints(grpc::CallbackServerContext* context,
+                                        const v1::CheckpointsRequest* request,
+                                        v1::CheckpointsResponse* response) override;
 
  private:
+  static constexpr size_t kMostDiskWork = 16;
+
   Engine* const engine_;
+  DiskWork disk_;
 };
 
 }  // namespace zeroshard::coordinator

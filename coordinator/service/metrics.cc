@@ -20,6 +20,10 @@ Metrics::Metrics(prometheus::Registry* registry)
     : loss_(Register(prometheus::BuildGauge(), "zeroshard_job_loss",
                      "Mean loss of the last committed step of a job that has not ended.",
                      registry)),
+      eval_loss_(Register(prometheus::BuildGauge(), "zeroshard_job_eval_loss",
+                          "Mean loss of the validation set when it was measured last, of a job "
+                          "that has not ended.",
+                          registry)),
       committed_(Register(prometheus::BuildGauge(), "zeroshard_job_committed_step",
                           "Last committed step of a job that has not ended.", registry)),
       steps_lost_(Register(prometheus::BuildCounter(), "zeroshard_job_steps_lost_total",
@@ -87,19 +91,25 @@ void Metrics::Apply(const Measure& measure, absl::Duration now) {
 
 void Metrics::Remove(const std::string& job, Series& series) {
   if (series.loss != nullptr) loss_.Remove(series.loss);
+  if (series.eval_loss != nullptr) eval_loss_.Remove(series.eval_loss);
   if (series.nonfinite != nullptr) nonfinite_.Remove(series.nonfinite);
   committed_.Remove(series.committed);
   steps_lost_.Remove(series.steps_lost);
   recovery_.Remove(series.recovery);
 }
 
-void Metrics::SetStep(const std::string& job, const v1::StepRecord& record) {
+void Metrics::SetSteps(const std::string& job, const std::vector<v1::StepRecord>& records) {
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   Series& series = found->second;
   if (series.loss == nullptr) series.loss = &loss_.Add({{"job", job}});
-  series.loss->Set(record.loss());
-  series.committed->Set(static_cast<double>(record.step()));
+  series.loss->Set(records.back().loss());
+  series.committed->Set(static_cast<double>(records.back().step()));
+  for (const v1::StepRecord& record : records) {
+    if (!record.has_eval_loss()) continue;
+    if (series.eval_loss == nullptr) series.eval_loss = &eval_loss_.Add({{"job", job}});
+    series.eval_loss->Set(record.eval_loss());
+  }
 }
 
 void Metrics::SetMembers(const std::map<std::pair<std::string, std::string>, size_t>& counts) {

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "coordinator/core/events.h"
 #include "prometheus/counter.h"
@@ -19,7 +20,8 @@ class Metrics {
   explicit Metrics(prometheus::Registry* registry);
 
   void Apply(const Measure& measure, absl::Duration now);
-  void SetStep(const std::string& job, const v1::StepRecord& record);
+  // `records` in order, at least one.
+  void SetSteps(const std::string& job, const std::vector<v1::StepRecord>& records);
   // By kind ("worker", "store") and state ("idle", "running", "lost").
   void SetMembers(const std::map<std::pair<std::string, std::string>, size_t>& counts);
   void SetTerm(uint64_t term);
@@ -30,7 +32,8 @@ class Metrics {
 
  private:
   struct Series {
-    prometheus::Gauge* loss = nullptr;  // from the first step on
+    prometheus::Gauge* loss = nullptr;       // from the first step on
+    prometheus::Gauge* eval_loss = nullptr;  // from the first time it is measured on
     prometheus::Gauge* committed = nullptr;
     prometheus::Counter* steps_lost = nullptr;
     prometheus::Counter* nonfinite = nullptr;
@@ -39,6 +42,7 @@ class Metrics {
   void Remove(const std::string& job, Series& series);
 
   prometheus::Family<prometheus::Gauge>& loss_;
+  prometheus::Family<prometheus::Gauge>& eval_loss_;
   prometheus::Family<prometheus::Gauge>& committed_;
   prometheus::Family<prometheus::Counter>& steps_lost_;
   prometheus::Family<prometheus::Counter>& nonfinite_;

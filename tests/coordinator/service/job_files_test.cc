@@ -87,7 +87,7 @@ TEST_F(JobFilesTest, DamageInTheMiddleKeepsTheWholeFileAside) {
   const auto ends = files.Recover("jobs/a", true);
   ASSERT_TRUE(ends.ok());
   EXPECT_EQ(ends->last.step(), 2u);
-  EXPECT_THAT(ends->warning, HasSubstr("damaged after step 2"));
+  EXPECT_THAT(ends->warning, HasSubstr("damaged after line 2"));
   EXPECT_EQ(Contents(HistoryPath() + ".damaged"), damaged);
 }
 

@@ -1,0 +1,22 @@
+// A file descriptor that closes itself.
+#pragma once
+
+#include <unistd.h>
+
+namespace zeroshard::coordinator {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+}  // namespace zeroshard::coordinator

@@ -1,0 +1,153 @@
+#include "coordinator/service/line_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/files.h"
+#include "coordinator/service/descriptor.h"
+#include "nlohmann/json.hpp"
+
+namespace zeroshard::coordinator {
+namespace {
+
+template <typename Record>
+absl::StatusOr<std::vector<Record>> ParseLines(
+    LineReader* lines, size_t most, absl::StatusOr<Record> (*parse)(const std::string& line)) {
+  absl::StatusOr<std::vector<LineReader::Line>> read = lines->Next(most);
+  if (!read.ok()) return read.status();
+  std::vector<Record> records;
+  for (const LineReader::Line& line : *read) {
+    absl::StatusOr<Record> record = parse(line.text);
+    if (!record.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(lines->path(), " at byte ", line.offset, ": ", record.status().message()));
+    }
+    records.push_back(*std::move(record));
+  }
+  return records;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) {
+    if (errno == ENOENT) return std::string();
+    return ErrnoError(errno, "open", path);
+  }
+  std::string text(most, '\0');
+  size_t done = 0;
+  while (done < most) {
+    const ssize_t got =
+        pread(file.get(), text.data() + done, most - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError(errno, "read", path);
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  text.resize(done);
+  return text;
+}
+
+absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  v1::StepRecord record;
+  const auto number = [&](const char* key, double* to) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_number()) return false;
+    *to = found->get<double>();
+    return true;
+  };
+  const auto count = [&](const char* key, uint64_t* to) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_number_unsigned()) return false;
+    *to = found->get<uint64_t>();
+    return true;
+  };
+  uint64_t step = 0;
+  uint64_t tokens = 0;
+  double loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  double seconds = 0;
+  double eval_loss = 0;
+  if (!json.is_object() || !count("step", &step) || !number("loss", &loss) ||
+      !number("grad_norm", &grad_norm) || !number("learning_rate", &learning_rate) ||
+      !count("tokens", &tokens) || !number("seconds", &seconds)) {
+    return absl::InvalidArgumentError(absl::StrCat("no step record: ", line.substr(0, 100)));
+  }
+  record.set_step(step);
+  record.set_loss(loss);
+  record.set_grad_norm(grad_norm);
+  record.set_learning_rate(learning_rate);
+  record.set_tokens(tokens);
+  record.set_seconds(seconds);
+  if (number("eval_loss", &eval_loss)) record.set_eval_loss(eval_loss);
+  return record;
+}
+
+std::string FormatSampleLine(const v1::SampleRecord& record) {
+  nlohmann::ordered_json json;
+  json["step"] = record.step();
+  json["prompt"] = record.prompt();
+  json["text"] = record.text();
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<v1::SampleRecord> ParseSampleLine(const std::string& line) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto text = [&](const char* key) -> const std::string* {
+    const auto found = json.find(key);
+    return found == json.end() ? nullptr : found->get_ptr<const std::string*>();
+  };
+  if (json.is_object()) {
+    const auto step = json.find("step");
+    const std::string* prompt = text("prompt");
+    const std::string* sample = text("text");
+    if (step != json.end() && step->is_number_unsigned() && prompt != nullptr &&
+        sample != nullptr) {
+      v1::SampleRecord record;
+      record.set_step(step->get<uint64_t>());
+      record.set_prompt(*prompt);
+      record.set_text(*sample);
+      return record;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no sample: ", line.substr(0, 100)));
+}
+
+absl::StatusOr<std::vector<LineReader::Line>> LineReader::Next(size_t most) {
+  absl::StatusOr<std::string> part = ReadPart(path_, offset_, chunk_);
+  if (!part.ok()) return part.status();
+  std::vector<Line> lines;
+  size_t begin = 0;
+  for (size_t end; lines.size() < most && (end = part->find('\n', begin)) != std::string::npos;
+       begin = end + 1) {
+    lines.push_back(Line{part->substr(begin, end - begin), offset_ + begin});
+  }
+  offset_ += begin;
+  return lines;
+}
+
+absl::StatusOr<std::vector<v1::StepRecord>> HistoryReader::Next(size_t most) {
+  return ParseLines(&lines_, most, ParseHistoryLine);
+}
+
+absl::StatusOr<std::vector<v1::SampleRecord>> SampleReader::Next(size_t most) {
+  return ParseLines(&lines_, most, ParseSampleLine);
+}
+
+absl::StatusOr<std::string> LogReader::Next(size_t most_bytes) {
+  absl::StatusOr<std::string> part = ReadPart(path_, offset_, most_bytes);
+  if (!part.ok()) return part.status();
+  const size_t end = part->rfind('\n');
+  if (end != std::string::npos) part->resize(end + 1);
+  offset_ += part->size();
+  return part;
+}
+
+}  // namespace zeroshard::coordinator
