@@ -39,8 +39,7 @@ Latest ReadLatest(const std::string& dir) {
     latest.problem = absl::StrCat(path, " is empty");
   } else if (!StepOfName(name)) {
     latest.problem = absl::StrCat(path, " holds no checkpoint's name");
-  } else if (std::error_code error;
-             !std::filesystem::exists(absl::StrCat(dir, "/", name), error)) {
+  } else if (std::error_code error; !std::filesystem::exists(absl::StrCat(dir, "/", name), error)) {
     latest.problem = absl::StrCat(path, " names ", name, ", which is not there");
   } else {
     latest.name = name;

@@ -357,7 +357,11 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const s
 absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenCollected(
     const std::string& folder, Manifest manifest) {
   auto reader = std::make_unique<Reader>(folder, std::move(manifest));
-  ZS_RETURN_IF_ERROR(reader->OpenFiles());
+  if (absl::Status status = reader->OpenFiles(); !status.ok()) {
+    // A damaged header says anything: where a checksum tells which file it is, that is the error.
+    ZS_RETURN_IF_ERROR(reader->VerifyFiles(0, 1, nullptr));
+    return status;
+  }
   return reader;
 }
 

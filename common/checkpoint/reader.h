@@ -28,7 +28,8 @@ struct CheckpointSummary {
 // file is there in its size. NOT_FOUND: no such folder.
 absl::StatusOr<std::vector<CheckpointSummary>> ListCheckpoints(const std::string& dir);
 
-// Whether FindCheckpoint takes `path` for one checkpoint: it holds a manifest, or is named like one.
+// Whether FindCheckpoint takes `path` for one checkpoint: it holds a manifest, or is named like
+// one.
 bool IsCheckpointPath(const std::string& path);
 
 struct FoundCheckpoint {
@@ -46,7 +47,8 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 class CheckpointReader {
  public:
   // Checks the manifest, the sizes and every header: the ranges of each tensor and kind tile it
-  // without gap or overlap. DATA_LOSS or INVALID_ARGUMENT name file and tensor.
+  // without gap or overlap. DATA_LOSS or INVALID_ARGUMENT name file and tensor; where that is
+  // because a file is damaged, the file and its checksum, as VerifyFiles does.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& path);
   // The same of a save's files before its manifest is written: `manifest` lists them.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCollected(const std::string& folder,
