@@ -70,6 +70,13 @@ absl::StatusOr<FileBytes> FileBytes::Open(const std::string& path, int64_t map_f
   return result;
 }
 
+FileBytes FileBytes::Of(std::string content) {
+  FileBytes result;
+  result.copy_ = std::move(content);
+  result.size_ = static_cast<int64_t>(result.copy_.size());
+  return result;
+}
+
 FileBytes::FileBytes(FileBytes&& other) noexcept { *this = std::move(other); }
 
 FileBytes& FileBytes::operator=(FileBytes&& other) noexcept {

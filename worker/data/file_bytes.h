@@ -19,6 +19,9 @@ class FileBytes {
   // name the file and the system's reason. Files of at least `map_from` bytes are mapped.
   static absl::StatusOr<FileBytes> Open(const std::string& path, int64_t map_from = 1 << 20);
 
+  // Bytes that are no file's.
+  static FileBytes Of(std::string content);
+
   FileBytes(FileBytes&& other) noexcept;
   FileBytes& operator=(FileBytes&& other) noexcept;
   ~FileBytes();

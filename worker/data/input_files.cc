@@ -46,7 +46,8 @@ absl::Status Walk(const std::string& folder, const std::string& suffix,
 }  // namespace
 
 absl::StatusOr<std::vector<InputFile>> ListInputFiles(const std::vector<std::string>& paths,
-                                                      const std::string& suffix) {
+                                                      const std::string& suffix,
+                                                      const std::string& key) {
   std::vector<InputFile> files;
   std::set<std::pair<dev_t, ino_t>> seen;
   for (const std::string& path : paths) {
@@ -55,7 +56,7 @@ absl::StatusOr<std::vector<InputFile>> ListInputFiles(const std::vector<std::str
       const int code = errno;
       std::error_code ignored;
       const bool relative = !fs::path(path).is_absolute();
-      return FileError(code, "find data.train entry",
+      return FileError(code, absl::StrCat("find ", key, " entry"),
                        relative ? absl::StrCat(path, " (in the worker's working folder ",
                                                fs::current_path(ignored).string(), ")")
                                 : path);
@@ -65,7 +66,7 @@ absl::StatusOr<std::vector<InputFile>> ListInputFiles(const std::vector<std::str
       if (absl::Status status = Walk(path, suffix, &found); !status.ok()) return status;
       std::sort(found.begin(), found.end());
       if (found.empty()) {
-        return absl::InvalidArgumentError(absl::StrCat("the data.train folder ", path, " holds no ",
+        return absl::InvalidArgumentError(absl::StrCat("the ", key, " folder ", path, " holds no ",
                                                        suffix.empty() ? "" : suffix + " ",
                                                        "files to train on"));
       }
@@ -73,7 +74,7 @@ absl::StatusOr<std::vector<InputFile>> ListInputFiles(const std::vector<std::str
       found.push_back(path);
     } else {
       return absl::InvalidArgumentError(
-          absl::StrCat("data.train entry ", path, " is neither a file nor a folder"));
+          absl::StrCat(key, " entry ", path, " is neither a file nor a folder"));
     }
     for (std::string& file : found) {
       struct stat identity;

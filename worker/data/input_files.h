@@ -1,4 +1,4 @@
-// Which files a job's data.train names, in the order they are read.
+// Which files a job's data.train (or eval.data) names, in the order they are read.
 #pragma once
 
 #include <string>
@@ -18,8 +18,9 @@ struct InputFile {
 // so are files that do not end with `suffix` (empty: none); a symbolic link counts if it leads to a
 // regular file. A file that was listed already (same device and inode) is not listed again, so that
 // a text with two names is read once. INVALID_ARGUMENT, NOT_FOUND or PERMISSION_DENIED name the
-// entry.
+// entry and `key`, what the job calls the list.
 absl::StatusOr<std::vector<InputFile>> ListInputFiles(const std::vector<std::string>& paths,
-                                                      const std::string& suffix);
+                                                      const std::string& suffix,
+                                                      const std::string& key = "data.train");
 
 }  // namespace zeroshard

@@ -174,12 +174,16 @@ TEST(TextTest, ByteTokensNeedAVocabularyOf256) {
   EXPECT_THAT(data.status().message(), HasSubstr("model.vocab_size is 255"));
 }
 
-TEST(TextTest, AnUnknownTokenizerIsRefused) {
+TEST(TextTest, ATokenizerThatIsNotThereIsRefused) {
   DataFolder folder;
   v1::DataSpec spec = Bytes({folder.Write("a", "text")});
-  spec.set_tokenizer("byte");
+  spec.set_tokenizer(folder.At("tokenizer.json"));
   auto data = TokenDataset::Open(spec, 1, 256);
-  EXPECT_THAT(data.status().message(), HasSubstr("\"byte\""));
+  EXPECT_FALSE(data.ok());
+  EXPECT_THAT(data.status().message(), HasSubstr(folder.At("tokenizer.json")));
+  spec.clear_tokenizer();
+  EXPECT_THAT(TokenDataset::Open(spec, 1, 256).status().message(),
+              HasSubstr("data.tokenizer is empty"));
 }
 
 }  // namespace
