@@ -108,6 +108,32 @@ TEST_P(DecodeTest, ThreadsAndCheckpointingChangeNoBit) {
   }
 }
 
+TEST_P(DecodeTest, ABlockWithoutAPastGivesForwardsBits) {
+  const ModelConfig& c = reference_.table().config;
+  const std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const Model model = MakeModel(reference_.table(), /*checkpointing=*/false);
+  const ActivationTable table =
+      MakeActivationTable(c, UnitKind::kBlock, 1, DType::kF32, /*checkpointing=*/false);
+  std::vector<char> kept(static_cast<size_t>(table.kept_bytes));
+  std::vector<char> scratch(static_cast<size_t>(
+      std::max(table.scratch_bytes, DecodeScratchBytes(c, sequence_, DType::kF32))));
+  const auto size = static_cast<size_t>(sequence_ * c.hidden);
+  std::vector<float> x(size), trained(size), decoded(size);
+  for (size_t i = 0; i < size; ++i) x[i] = std::sin(0.7f * static_cast<float>(i));
+  MicroBatch mb;
+  mb.batch = 1;
+  const UnitContext context{ops.get(), DType::kF32, kept.data(), scratch.data()};
+  ASSERT_TRUE(
+      model.blocks[0]->Forward(context, flat_[1].data(), mb, x.data(), trained.data()).ok());
+  std::vector<float> keys(static_cast<size_t>(sequence_ * c.kv_heads * c.head_dim));
+  std::vector<float> values(keys.size());
+  ASSERT_TRUE(model.blocks[0]
+                  ->Decode(context, flat_[1].data(), 0, sequence_,
+                           {keys.data(), values.data(), sequence_}, x.data(), decoded.data())
+                  .ok());
+  EXPECT_EQ(std::memcmp(trained.data(), decoded.data(), size * sizeof(float)), 0);
+}
+
 TEST_P(DecodeTest, PositionsThatDoNotFitTheCacheAreRefused) {
   for (const auto& pieces : {std::vector<int64_t>{11}, std::vector<int64_t>{10, 1}}) {
     const absl::Status status =
