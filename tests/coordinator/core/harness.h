@@ -53,6 +53,7 @@ class Harness {
     if (lose_everything) {
       log_ = MemoryLog();
       history_.clear();
+      samples_.clear();
     }
     for (auto& [name, member] : members_) member.session = 0;
     closed_.clear();
@@ -187,9 +188,29 @@ class Harness {
     Step(Submit{id, spec, plan});
     return id;
   }
-  RequestId CancelJob(const std::string& job) {
+  RequestId CancelJob(const std::string& job, bool save = false) {
     const RequestId id = NewRequest();
-    Step(Cancel{id, job});
+    Step(Cancel{id, job, save});
+    return id;
+  }
+  // The same with a checkpoint section.
+  static v1::JobSpec SavingSpec(const std::string& name, uint32_t workers, uint64_t steps = 100) {
+    v1::JobSpec spec = Spec(name, workers, steps);
+    spec.mutable_checkpoint()->set_dir("/ckpt");
+    spec.mutable_timeouts()->set_collective_seconds(20);
+    return spec;
+  }
+  static Checkpoint From(uint64_t step, const std::string& run_id) {
+    Checkpoint from;
+    from.resume.set_checkpoint(absl::StrCat("/ckpt/step-", step));
+    from.step = step;
+    from.run_id = run_id;
+    from.dir = "/ckpt";
+    return from;
+  }
+  RequestId SubmitFrom(const v1::JobSpec& spec, const Checkpoint& from) {
+    const RequestId id = NewRequest();
+    Step(Submit{id, spec, {}, from});
     return id;
   }
   RequestId Arrive(const std::string& name, const std::string& barrier,
@@ -236,6 +257,36 @@ class Harness {
   }
   RequestId Steps(const std::string& name, uint64_t from, uint64_t to) {
     const ReportSteps event = StepsEvent(name, from, to);
+    Step(event);
+    return event.request;
+  }
+  // A checkpoint that is complete, or with a message abandoned.
+  static v1::CheckpointRecord Saved(uint64_t step, const std::string& message = "") {
+    v1::CheckpointRecord record;
+    record.set_step(step);
+    record.set_path(absl::StrCat("/ckpt/step-", step));
+    record.set_complete(message.empty());
+    record.set_message(message);
+    record.set_bytes(1400000000);
+    record.set_seconds(1.25);
+    record.set_pause_seconds(0.012);
+    return record;
+  }
+  RequestId ReportSaved(const std::string& name, const v1::CheckpointRecord& record) {
+    ReportSteps event{NewRequest(), {}};
+    *event.body.mutable_fence() = members_[name].Fence();
+    *event.body.add_checkpoints() = record;
+    Step(event);
+    return event.request;
+  }
+  RequestId ReportSample(const std::string& name, uint64_t step, const std::string& prompt,
+                         const std::string& text) {
+    ReportSteps event{NewRequest(), {}};
+    *event.body.mutable_fence() = members_[name].Fence();
+    v1::SampleRecord& sample = *event.body.add_samples();
+    sample.set_step(step);
+    sample.set_prompt(prompt);
+    sample.set_text(text);
     Step(event);
     return event.request;
   }
@@ -295,6 +346,12 @@ class Harness {
     for (const v1::StepRecord& record : found->second) steps.push_back(record.step());
     return steps;
   }
+  const std::vector<v1::StepRecord>& HistoryRecords(const std::string& run_id) {
+    return history_[run_id];
+  }
+  const std::vector<v1::SampleRecord>& Samples(const std::string& run_id) {
+    return samples_[run_id];
+  }
   RequestId NewRequest() { return ++last_request_; }
   int64_t unix_ms() const { return 1767225600000 + absl::ToInt64Milliseconds(now_); }
   Core& core() { return *core_; }
@@ -306,6 +363,9 @@ class Harness {
   void Boot() {
     LoadedState state = *log_.Load();
     for (auto& [run_id, job] : state.jobs) {
+      for (const v1::SampleRecord& sample : samples_[run_id]) {
+        job.sampled[sample.prompt()] = sample.step();
+      }
       const auto found = history_.find(run_id);
       if (found == history_.end() || found->second.empty()) continue;
       job.first = found->second.front();
@@ -320,6 +380,9 @@ class Harness {
       if (const auto* append = std::get_if<AppendHistory>(&action)) {
         auto& kept = history_[append->run_id];
         kept.insert(kept.end(), append->records.begin(), append->records.end());
+      } else if (const auto* samples = std::get_if<AppendSamples>(&action)) {
+        auto& kept = samples_[samples->run_id];
+        kept.insert(kept.end(), samples->samples.begin(), samples->samples.end());
       }
     }
   }
@@ -356,6 +419,7 @@ class Harness {
   std::set<SessionId> closed_;
   std::map<RequestId, Reply> replies_;
   std::map<std::string, std::vector<v1::StepRecord>> history_;
+  std::map<std::string, std::vector<v1::SampleRecord>> samples_;
   std::vector<Measure> measures_;
   std::map<SessionId, std::string> owners_;
   uint64_t events_ = 0;

@@ -46,7 +46,9 @@ std::string Text(const LoadedState& state) {
     const JobRecord& job = j.job;
     absl::StrAppend(&text, id, " ", job.order, " ", job.run_id, " ", job.spec.SerializeAsString(),
                     " ", job.state, " ", job.reason, " ", job.generation, " ", job.committed_step,
-                    " ", job.weights_digest, " ", job.submitted_unix_ms, " ", job.ended_unix_ms);
+                    " ", job.weights_digest, " ", job.submitted_unix_ms, " ", job.ended_unix_ms,
+                    " ", job.first_step, " ", job.resume.SerializeAsString(), " ",
+                    job.checkpoint.SerializeAsString(), " ", job.saving, " ", job.history_of);
     for (const v1::ShardPlan& plan : job.plan) absl::StrAppend(&text, plan.SerializeAsString());
     for (const auto& [rank, r] : j.ranks) {
       absl::StrAppend(&text, "\nrank ", rank, " ", r.rank, " ", r.member, " ", r.incarnation, " ",
@@ -73,6 +75,12 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   job.reason = "it's \"running\"";
   job.generation = 3;
   job.plan.emplace_back().set_owned_parameters(64);
+  job.first_step = 41;
+  job.resume.set_checkpoint("/ckpt/step-00000040");
+  job.checkpoint.set_step(60);
+  job.checkpoint.set_path("/ckpt/step-00000060");
+  job.saving = true;
+  job.history_of = "a-0";
   RankRecord rank{"a-1", 1, "worker-1", std::string(32, 'a'), "host", 99, false, {}};
   v1::JobEvent event;
   event.set_reason("submitted");
@@ -85,6 +93,7 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   rank.ended = true;
   rank.end.set_message("done");
   batches.push_back({rank, BarrierRecord{"a-1", 3, "finish"}});
+  batches.push_back({EventRecord{"a-1", 1, event}, EventForgottenRecord{"a-1", 0}});
   MemoryLog model;
   {
     auto log = Open();
@@ -138,6 +147,35 @@ TEST_F(SqliteLogTest, AnotherSchemaVersionIsRefusedByNumber) {
   const auto log = SqliteLog::Open(path_);
   EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(log.status().message()), HasSubstr("schema version 99"));
+}
+
+// The tables of version 1, with one job, as that version wrote them.
+TEST_F(SqliteLogTest, AFileOfTheFirstVersionIsRaisedAndItsJobsAreFreshStarts) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db,
+                         "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT "
+                         "ROWID; INSERT INTO meta VALUES('schema_version','1');"
+                         "CREATE TABLE jobs(run_id TEXT PRIMARY KEY, ord INTEGER NOT NULL, spec "
+                         "BLOB NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL, generation "
+                         "INTEGER NOT NULL, committed_step INTEGER NOT NULL, weights_digest TEXT "
+                         "NOT NULL, submitted_unix_ms INTEGER NOT NULL, ended_unix_ms INTEGER NOT "
+                         "NULL, plan BLOB NOT NULL);"
+                         "INSERT INTO jobs VALUES('a-1',7,x'',3,'running',2,5,'d',11,12,x'');",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(db);
+  for (int life = 0; life < 2; ++life) {
+    const auto log = Open();
+    const LoadedState state = *log->Load();
+    const JobRecord& job = state.jobs.at("a-1").job;
+    EXPECT_EQ(job.reason, "running");
+    EXPECT_EQ(job.committed_step, 5u);
+    EXPECT_EQ(job.first_step, 1u);
+    EXPECT_EQ(job.resume.checkpoint(), "");
+    EXPECT_FALSE(job.saving);
+    ASSERT_TRUE(log->Append({job}).ok());
+  }
 }
 
 TEST_F(SqliteLogTest, AFileThatIsNoLogIsRefused) {

@@ -117,6 +117,85 @@ TEST_F(JobFilesTest, ANameSubmittedAgainMovesTheOldFolderAside) {
   EXPECT_EQ(Contents(folder / "jobs/a/run"), "a-2\n");
 }
 
+TEST_F(JobFilesTest, ARunThatGoesOnBeginsWithTheStepsBeforeIt) {
+  Append(1, 5);
+  const std::string whole = Contents(HistoryPath());
+  const std::string upto3 = whole.substr(0, whole.find("{\"step\":4,"));
+  v1::SampleRecord sample;
+  sample.set_prompt("Once");
+  sample.set_text(" upon\n\"a\" time");
+  for (const uint64_t step : {2, 4}) {
+    sample.set_step(step);
+    ASSERT_TRUE(files.AppendSamples("a", "a-1", {sample}).ok());
+  }
+  for (int i = 0; i < 2; ++i) {  // again, after a restart
+    ASSERT_TRUE(files.Prepare("a", "a-2", "a-1", 4).ok());
+    EXPECT_EQ(Contents(HistoryPath()), upto3);
+    EXPECT_EQ(Contents(folder / "jobs/a/samples.jsonl"),
+              "{\"step\":2,\"prompt\":\"Once\",\"text\":\" upon\\n\\\"a\\\" time\"}\n");
+  }
+  ASSERT_TRUE(files.AppendHistory("a", "a-2", {Record(4, 0.25), Record(5, 0.2)}).ok());
+  EXPECT_EQ(Contents(HistoryPath()), whole);
+  EXPECT_EQ(Contents(folder / "jobs/a@a-1/history.jsonl"), whole);
+
+  const auto ends = files.Recover("jobs/a", true, 4);
+  ASSERT_TRUE(ends.ok()) << ends.status();
+  EXPECT_EQ(ends->warning, "");
+  EXPECT_EQ(ends->first.step(), 4u);
+  EXPECT_EQ(ends->last.step(), 5u);
+  EXPECT_EQ(ends->sampled.at("Once"), 2u);
+}
+
+TEST_F(JobFilesTest, AHistoryThatLacksStepsBeforeTheRunIsWhole) {
+  Append(1, 2);  // the older run was killed before it could report the third
+  ASSERT_TRUE(files.Prepare("a", "a-2", "a-1", 4).ok());
+  EXPECT_EQ(files.Recover("jobs/a", true, 4)->last.step(), 0u);  // no step of its own yet
+  ASSERT_TRUE(files.AppendHistory("a", "a-2", {Record(4, 0.25), Record(5, 0.2)}).ok());
+  const std::string whole = Contents(HistoryPath());
+  const auto ends = files.Recover("jobs/a", true, 4);
+  EXPECT_EQ(ends->warning, "");
+  EXPECT_EQ(ends->last.step(), 5u);
+  EXPECT_EQ(Contents(HistoryPath()), whole);
+}
+
+TEST_F(JobFilesTest, ARunWhoseOlderOneIsNotThereBeginsWithItsOwnSteps) {
+  ASSERT_TRUE(files.Prepare("a", "a-2", "a-0", 4).ok());
+  EXPECT_FALSE(std::filesystem::exists(HistoryPath()));
+  ASSERT_TRUE(files.AppendHistory("a", "a-2", {Record(4, 0.25)}).ok());
+  EXPECT_EQ(files.Recover("jobs/a", true, 4)->first.step(), 4u);
+}
+
+TEST_F(JobFilesTest, TheLossOfTheValidationSetIsReadBack) {
+  v1::StepRecord record = Record(1, 0.5);
+  record.set_eval_loss(0.1 + 0.2);
+  ASSERT_TRUE(files.AppendHistory("a", "a-1", {record, Record(2, 0.4)}).ok());
+  HistoryReader reader(HistoryPath());
+  const auto records = reader.Next(10);
+  ASSERT_TRUE(records.ok());
+  EXPECT_EQ((*records)[0].eval_loss(), 0.1 + 0.2);
+  EXPECT_FALSE((*records)[1].has_eval_loss());
+}
+
+TEST_F(JobFilesTest, SamplesAreReadBackWithEveryCharacterAndATornOneIsCut) {
+  v1::SampleRecord sample;
+  sample.set_step(7);
+  sample.set_prompt("\xe4\xbd\xa0");
+  sample.set_text(std::string("a\0b\x01\n\t\xf0\x9f\x98\x80", 10));
+  ASSERT_TRUE(files.AppendSamples("a", "a-1", {sample}).ok());
+  const std::string path = folder / "jobs/a/samples.jsonl";
+  const std::string whole = Contents(path);
+  std::ofstream(path, std::ios::app) << "{\"step\":8,";
+  SampleReader reader(path);
+  const auto samples = reader.Next(10);
+  ASSERT_TRUE(samples.ok());
+  ASSERT_EQ(samples->size(), 1u);
+  EXPECT_EQ(samples->front().text(), sample.text());
+  EXPECT_EQ(samples->front().prompt(), sample.prompt());
+  const auto ends = files.Recover("jobs/a", true);
+  EXPECT_THAT(ends->warning, HasSubstr("samples.jsonl: a torn last line"));
+  EXPECT_EQ(Contents(path), whole);
+}
+
 TEST_F(JobFilesTest, LogsAreCappedWithANotice) {
   const std::string path = folder / "jobs/a/logs/rank-3.log";
   ASSERT_TRUE(files.AppendLog("a", "a-1", 3, {"first", "two\nlines"}).ok());

@@ -19,6 +19,7 @@
 #include "coordinator/service/jobs_service.h"
 #include "prometheus/text_serializer.h"
 #include "tests/common/temp_folder.h"
+#include "tests/coordinator/service/checkpoint_files.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -67,11 +68,13 @@ class Coordinator {
     server->Shutdown(absl::Seconds(5));
   }
 
-  grpc::Status Submit(const v1::JobSpec& spec, v1::SubmitResponse* response) {
+  grpc::Status Submit(const v1::JobSpec& spec, v1::SubmitResponse* response,
+                      const std::string& resume_from = "") {
     grpc::ClientContext context;
     SetDeadline(&context);
     v1::SubmitRequest request;
     *request.mutable_spec() = spec;
+    request.set_resume_from(resume_from);
     return client->Submit(&context, request, response);
   }
   v1::JobStatus Get(const std::string& job) {
@@ -97,8 +100,12 @@ class Coordinator {
     v1::WatchUpdate update;
     v1::JobStatus last;
     std::vector<uint64_t> steps;
+    samples.clear();
     while (reader->Read(&update)) {
       for (const v1::StepRecord& record : update.records()) steps.push_back(record.step());
+      for (const v1::SampleRecord& sample : update.samples()) {
+        samples.push_back(absl::StrCat(sample.step(), ":", sample.prompt(), sample.text()));
+      }
       last = update.status();
     }
     EXPECT_TRUE(reader->Finish().ok());
@@ -106,6 +113,7 @@ class Coordinator {
   }
   std::string Metrics() { return prometheus::TextSerializer().Serialize(registry->Collect()); }
 
+  std::vector<std::string> samples;  // that the last WatchToTheEnd saw
   std::shared_ptr<prometheus::Registry> registry;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<ClusterService> cluster;
@@ -218,6 +226,24 @@ class FakeWorker {
     const grpc::Status status = stub_->ReportSteps(&context, request, &response);
     *committed = response.committed_step();
     return status;
+  }
+  grpc::Status Report(const v1::ReportStepsRequest& what) {
+    v1::ReportStepsRequest request = what;
+    *request.mutable_fence() = fence_;
+    v1::ReportStepsResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->ReportSteps(&context, request, &response);
+  }
+  grpc::Status EndSaved(uint64_t step) {
+    v1::ReportEndRequest request;
+    *request.mutable_fence() = fence_;
+    request.set_error_code("CANCELLED");
+    request.set_message(absl::StrCat("saved step ", step));
+    v1::ReportEndResponse response;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    return stub_->ReportEnd(&context, request, &response);
   }
   grpc::Status End(bool completed, const std::string& message = "", bool nonfinite = false) {
     v1::ReportEndRequest request;
@@ -379,6 +405,149 @@ TEST_F(ServiceTest, AFailedJobSaysAsManyStepsAsItsHistoryHolds) {
   EXPECT_EQ(status.state(), v1::JOB_STATE_FAILED);
   EXPECT_EQ(status.committed_step(), 1u);
   EXPECT_THAT(second.WatchToTheEnd("demo").second, ElementsAre(1));
+}
+
+// What a rank 0 says of a checkpoint that is complete.
+v1::ReportStepsRequest Saved(const v1::JobSpec& spec, uint64_t step) {
+  v1::ReportStepsRequest report;
+  v1::CheckpointRecord& record = *report.add_checkpoints();
+  record.set_step(step);
+  record.set_path(absl::StrCat(spec.checkpoint().dir(), "/step-", step));
+  record.set_complete(true);
+  return report;
+}
+
+TEST_F(ServiceTest, ACancelledJobSavesGoesOnAndItsHistoryIsThatOfAnUninterruptedRun) {
+  Coordinator coordinator(folder.path());
+  v1::JobSpec spec = Spec(1, 5);
+  spec.mutable_checkpoint()->set_dir(folder / "ckpt");
+  v1::SubmitResponse response;
+  w0.Connect(coordinator);
+  ASSERT_TRUE(coordinator.Submit(spec, &response).ok());
+  w0.TakeAssignment();
+  ASSERT_TRUE(w0.Barrier("start").ok());
+  ASSERT_TRUE(w0.Steps(1, 3, &committed).ok());
+
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::CancelRequest cancel;
+  cancel.set_job("demo");
+  cancel.set_save(true);
+  v1::JobStatus status;
+  ASSERT_TRUE(coordinator.client->Cancel(&context, cancel, &status).ok());
+  EXPECT_EQ(status.state(), v1::JOB_STATE_RUNNING);
+  const v1::CoordinatorMessage stop = w0.Read();
+  ASSERT_TRUE(stop.has_stop());
+  EXPECT_TRUE(stop.stop().save());
+  const std::string path = WriteCheckpoint(w0.assign().spec(), "demo-1", 3);
+  ASSERT_TRUE(w0.Report(Saved(spec, 3)).ok());
+  ASSERT_TRUE(w0.EndSaved(3).ok());
+  EXPECT_EQ(coordinator.WatchToTheEnd("demo").first.state(), v1::JOB_STATE_CANCELLED);
+  w0.BeatIdle();
+
+  grpc::ClientContext listing;
+  SetDeadline(&listing);
+  v1::CheckpointsRequest which;
+  which.set_job("demo");
+  v1::CheckpointsResponse there;
+  ASSERT_TRUE(coordinator.client->Checkpoints(&listing, which, &there).ok());
+  ASSERT_EQ(there.checkpoints_size(), 1);
+  EXPECT_EQ(there.checkpoints(0).path(), path);
+  EXPECT_TRUE(there.checkpoints(0).latest());
+
+  ASSERT_TRUE(coordinator.Submit(spec, &response, "latest").ok());
+  EXPECT_EQ(response.status().first_step(), 4u);
+  w0.TakeAssignment();
+  EXPECT_EQ(w0.assign().run_id(), "demo-2");
+  EXPECT_EQ(w0.assign().first_step(), 4u);
+  EXPECT_EQ(w0.assign().resume().checkpoint(), path);
+  ASSERT_TRUE(w0.Barrier("start").ok());
+  ASSERT_TRUE(w0.Steps(4, 5, &committed).ok());
+  ASSERT_TRUE(w0.End(true).ok());
+  const auto [last, steps] = coordinator.WatchToTheEnd("demo");
+  EXPECT_EQ(last.state(), v1::JOB_STATE_COMPLETED) << last.reason();
+  EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(last.first().step(), 4u);
+}
+
+TEST_F(ServiceTest, AResumedJobGoesOnUnderACoordinatorThatStartedAgain) {
+  v1::JobSpec spec = Spec(1, 5);
+  spec.mutable_checkpoint()->set_dir(folder / "ckpt");
+  auto first = std::make_unique<Coordinator>(folder.path());
+  w0.Connect(*first);
+  v1::SubmitResponse response;
+  ASSERT_TRUE(first->Submit(spec, &response).ok());
+  w0.TakeAssignment();
+  WriteCheckpoint(w0.assign().spec(), "elsewhere-1", 3);
+  ASSERT_TRUE(w0.End(false, "broken").ok());
+  w0.BeatIdle();
+  ASSERT_TRUE(first->Submit(spec, &response, folder / "ckpt").ok());
+  w0.TakeAssignment();
+  first.reset();
+
+  Coordinator second(folder.path());
+  EXPECT_EQ(second.Get("demo").committed_step(), 3u);
+  w0.Connect(second, true);
+  ASSERT_TRUE(w0.Barrier("start").ok());
+  ASSERT_TRUE(w0.Steps(4, 5, &committed).ok());
+  ASSERT_TRUE(w0.End(true).ok());
+  const auto [last, steps] = second.WatchToTheEnd("demo");
+  EXPECT_EQ(last.state(), v1::JOB_STATE_COMPLETED) << last.reason();
+  EXPECT_THAT(steps, ElementsAre(4, 5));
+}
+
+TEST_F(ServiceTest, SubmissionsThatCannotGoOnAreRefused) {
+  Coordinator coordinator(folder.path());
+  v1::JobSpec spec = Spec(1, 5);
+  spec.mutable_checkpoint()->set_dir(folder / "ckpt");
+  v1::SubmitResponse response;
+  const grpc::Status none = coordinator.Submit(spec, &response, "latest");
+  EXPECT_EQ(none.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(none.error_message(), HasSubstr(folder / "ckpt"));
+  EXPECT_EQ(coordinator.engine->List().size(), 0u);
+  ASSERT_TRUE(coordinator.Submit(Spec(1, 5), &response).ok());
+  grpc::ClientContext listing;
+  SetDeadline(&listing);
+  v1::CheckpointsRequest which;
+  which.set_job("demo");
+  v1::CheckpointsResponse there;
+  EXPECT_EQ(coordinator.client->Checkpoints(&listing, which, &there).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServiceTest, SamplesAndTheValidationLossReachWatchersFilesAndMetrics) {
+  Coordinator coordinator(folder.path());
+  w0.Connect(coordinator);
+  v1::SubmitResponse response;
+  ASSERT_TRUE(coordinator.Submit(Spec(1, 2), &response).ok());
+  w0.TakeAssignment();
+  ASSERT_TRUE(w0.Barrier("start").ok());
+  v1::ReportStepsRequest report;
+  v1::StepRecord& record = *report.add_records();
+  record.set_step(1);
+  record.set_loss(3);
+  record.set_eval_loss(3.5);
+  v1::SampleRecord& sample = *report.add_samples();
+  sample.set_step(1);
+  sample.set_prompt("Once");
+  sample.set_text(" upon");
+  ASSERT_TRUE(w0.Report(report).ok());
+  EXPECT_THAT(coordinator.Metrics(), HasSubstr("zeroshard_job_eval_loss{job=\"demo\"} 3.5"));
+  std::pair<v1::JobStatus, std::vector<uint64_t>> seen;
+  std::thread watcher([&] { seen = coordinator.WatchToTheEnd("demo"); });
+  ASSERT_TRUE(w0.Steps(2, 2, &committed).ok());
+  report.clear_records();
+  report.mutable_samples(0)->set_step(2);
+  ASSERT_TRUE(w0.Report(report).ok());
+  ASSERT_TRUE(w0.End(true).ok());
+  watcher.join();
+  EXPECT_THAT(coordinator.samples, ElementsAre("1:Once upon", "2:Once upon"));
+  EXPECT_THAT(Contents(folder / "jobs/demo/history.jsonl"), HasSubstr("\"eval_loss\":3.5"));
+  EXPECT_THAT(Contents(folder / "jobs/demo/samples.jsonl"),
+              HasSubstr("{\"step\":2,\"prompt\":\"Once\",\"text\":\" upon\"}\n"));
+  EXPECT_THAT(coordinator.Metrics(), Not(HasSubstr("zeroshard_job_eval_loss{")));
+  coordinator.WatchToTheEnd("demo", 1);
+  EXPECT_THAT(coordinator.samples, ElementsAre("2:Once upon"));
 }
 
 TEST_F(ServiceTest, WithoutItsStateACoordinatorStopsTheRunAndTakesItsWorkers) {
