@@ -77,7 +77,9 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddJobCommands(&app, &context);
   AddQueryCommands(&app, &context);
   AddRecordCommands(&app, &context);
+  AddCheckpointsCommand(&app, &context);
   AddValidateCommand(&app, &context);
+  AddGenerateCommand(&app, &context);
   try {
     // CLI11 takes the arguments last one first.
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));

@@ -40,10 +40,12 @@ CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& 
                      const std::string& description, std::function<absl::StatusOr<int>()> run,
                      bool remote = true);
 
-void AddJobCommands(CLI::App* app, CommandContext* context);      // submit, watch, cancel
-void AddQueryCommands(CLI::App* app, CommandContext* context);    // list, status, nodes, version
-void AddRecordCommands(CLI::App* app, CommandContext* context);   // history, logs
-void AddValidateCommand(CLI::App* app, CommandContext* context);  // validate
-void AddLocalCommand(CLI::App* app, CommandContext* context);     // local
+void AddJobCommands(CLI::App* app, CommandContext* context);         // submit, watch, cancel
+void AddQueryCommands(CLI::App* app, CommandContext* context);       // list, status, nodes, version
+void AddRecordCommands(CLI::App* app, CommandContext* context);      // history, logs
+void AddValidateCommand(CLI::App* app, CommandContext* context);     // validate
+void AddCheckpointsCommand(CLI::App* app, CommandContext* context);  // checkpoints
+void AddLocalCommand(CLI::App* app, CommandContext* context);        // local
+void AddGenerateCommand(CLI::App* app, CommandContext* context);     // generate
 
 }  // namespace zeroshard

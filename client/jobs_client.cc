@@ -111,6 +111,15 @@ absl::StatusOr<v1::NodesResponse> JobsClient::Nodes() {
   });
 }
 
+absl::StatusOr<v1::CheckpointsResponse> JobsClient::Checkpoints(const std::string& job) {
+  v1::CheckpointsRequest request;
+  request.set_job(job);
+  return Unary<v1::CheckpointsResponse>(
+      [&](grpc::ClientContext* context, v1::CheckpointsResponse* response) {
+        return jobs_->Checkpoints(context, request, response);
+      });
+}
+
 absl::StatusOr<v1::VersionResponse> JobsClient::Version() {
   return Unary<v1::VersionResponse>(
       [&](grpc::ClientContext* context, v1::VersionResponse* response) {

@@ -31,6 +31,7 @@ class JobsClient {
   absl::StatusOr<v1::JobStatus> Get(const std::string& job);
   absl::StatusOr<v1::JobStatus> Cancel(const std::string& job, bool save = false);
   absl::StatusOr<v1::NodesResponse> Nodes();
+  absl::StatusOr<v1::CheckpointsResponse> Checkpoints(const std::string& job);
   absl::StatusOr<v1::VersionResponse> Version();
   absl::Status ReportExit(const v1::ReportExitRequest& request);
 

@@ -212,6 +212,24 @@ std::string FormatNodes(const v1::NodesResponse& nodes) {
   return FormatTable(rows);
 }
 
+std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::Time now) {
+  if (checkpoints.checkpoints().empty()) {
+    return absl::StrCat("no checkpoints yet in ", checkpoints.dir(), "\n");
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"STEP", "AGE", "SIZE", "STATE", "LATEST", "PROBLEM"}};
+  for (const v1::CheckpointEntry& entry : checkpoints.checkpoints()) {
+    const absl::Duration age =
+        std::max(now - absl::FromUnixMillis(entry.unix_ms()), absl::ZeroDuration());
+    rows.push_back({absl::StrCat(entry.step()),
+                    entry.unix_ms() == 0 ? "-" : FormatDuration(absl::ToDoubleSeconds(age)),
+                    FormatBytes(entry.bytes()), entry.complete() ? "complete" : "incomplete",
+                    entry.latest() ? "latest" : "-",
+                    entry.problem().empty() ? "-" : entry.problem()});
+  }
+  return absl::StrCat("in ", checkpoints.dir(), "\n", FormatTable(rows));
+}
+
 std::string FormatBytes(uint64_t bytes) {
   const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   double value = static_cast<double>(bytes);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "google/protobuf/message.h"
 #include "nlohmann/json.hpp"
 #include "zeroshard/v1/jobs.pb.h"
@@ -20,6 +21,8 @@ nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
 std::string FormatJobs(const v1::ListResponse& jobs);
 std::string FormatStatus(const v1::JobStatus& status);
 std::string FormatNodes(const v1::NodesResponse& nodes);
+// `now` is what ages are counted to.
+std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::Time now);
 
 // "812.3 kB": decimal units, three digits or so.
 std::string FormatBytes(uint64_t bytes);

@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "client/command.h"
+#include "client/console.h"
+#include "client/render.h"
+#include "common/checkpoint/reader.h"
+#include "common/clock.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+namespace {
+
+absl::StatusOr<int> List(const CommandContext& context, const std::string& job) {
+  if (job.empty()) {
+    return absl::InvalidArgumentError(
+        "which job's checkpoints? Wanted zeroshard checkpoints JOB, or zeroshard checkpoints "
+        "verify DIR");
+  }
+  ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
+  ZS_ASSIGN_OR_RETURN(const v1::CheckpointsResponse checkpoints, client->Checkpoints(job));
+  *context.env->out << (context.options.json()
+                            ? ToJson(checkpoints).dump() + "\n"
+                            : FormatCheckpoints(checkpoints, SystemClock::Get().Wall()));
+  return kExitOk;
+}
+
+// Progress over the bytes of one checkpoint, as a live line.
+class VerifyProgress {
+ public:
+  VerifyProgress(Console* console, std::string name, uint64_t total)
+      : console_(console), name_(std::move(name)), total_(total) {}
+
+  void Add(uint64_t bytes) {
+    done_ += bytes;
+    const absl::Duration now = SystemClock::Get().Now();
+    if (now - drawn_ < absl::Milliseconds(100)) return;
+    drawn_ = now;
+    constexpr int kCells = 30;
+    const double share = static_cast<double>(done_) / static_cast<double>(std::max(done_, total_));
+    const int full = static_cast<int>(share * kCells);
+    const double seconds = absl::ToDoubleSeconds(now - begun_);
+    const double left = seconds * (1 - share) / std::max(share, 1e-9);
+    console_->Live(absl::StrCat(
+        name_, " [", std::string(full, '#'), std::string(kCells - full, '.'), "] ",
+        absl::StrFormat("%3.0f", share * 100), " %  ",
+        FormatBytes(static_cast<uint64_t>(static_cast<double>(done_) / std::max(seconds, 1e-9))),
+        "/s  ", FormatDuration(left), " left"));
+  }
+  uint64_t done() const { return done_; }
+  double seconds() const { return absl::ToDoubleSeconds(SystemClock::Get().Now() - begun_); }
+
+ private:
+  Console* const console_;
+  const std::string name_;
+  const uint64_t total_;
+  const absl::Duration begun_ = SystemClock::Get().Now();
+  absl::Duration drawn_ = begun_;
+  uint64_t done_ = 0;
+};
+
+struct Verified {
+  std::string path;
+  uint64_t step = 0;
+  uint64_t bytes = 0;
+  double seconds = 0;
+  absl::Status status;
+};
+
+Verified VerifyOne(Console* console, const std::string& path) {
+  Verified verified;
+  verified.path = path;
+  const auto reader = CheckpointReader::Open(path);
+  verified.status = reader.status();
+  if (!reader.ok()) return verified;
+  verified.step = (*reader)->manifest().step;
+  uint64_t total = 0;
+  for (const CheckpointFile& file : (*reader)->manifest().files) total += file.bytes;
+  VerifyProgress progress(console, path.substr(path.rfind('/') + 1), total);
+  verified.status = (*reader)->VerifyFiles(0, 1, [&](uint64_t bytes) { progress.Add(bytes); });
+  verified.bytes = progress.done();
+  verified.seconds = progress.seconds();
+  return verified;
+}
+
+// One checkpoint, or those that a folder of them holds.
+absl::StatusOr<std::vector<std::string>> PathsIn(std::string dir) {
+  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
+  std::error_code error;
+  if (!std::filesystem::is_directory(dir, error)) {
+    return absl::NotFoundError(
+        absl::StrCat(dir, " is no folder; wanted a checkpoint or a folder of checkpoints"));
+  }
+  if (IsCheckpointPath(dir)) return std::vector<std::string>{dir};
+  ZS_ASSIGN_OR_RETURN(const std::vector<CheckpointSummary> list, ListCheckpoints(dir));
+  std::vector<std::string> paths;
+  for (const CheckpointSummary& checkpoint : list) paths.push_back(checkpoint.path);
+  if (paths.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(dir, " holds no checkpoint; wanted one, or a folder with step-* in it"));
+  }
+  return paths;
+}
+
+absl::StatusOr<int> Verify(const CommandContext& context, const std::string& dir) {
+  ZS_ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathsIn(dir));
+  Console console(*context.env);
+  int unsound = 0;
+  for (const std::string& path : paths) {
+    const Verified verified = VerifyOne(&console, path);
+    if (!verified.status.ok()) ++unsound;
+    const std::string problem(verified.status.message());
+    if (context.options.json()) {
+      nlohmann::ordered_json json = {
+          {"path", path},          {"sound", verified.status.ok()}, {"problem", problem},
+          {"step", verified.step}, {"bytes", verified.bytes},       {"seconds", verified.seconds}};
+      console.Print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    } else if (verified.status.ok()) {
+      console.Print(absl::StrCat(path, ": sound, step ", verified.step, ", ",
+                                 FormatBytes(verified.bytes), " in ",
+                                 absl::StrFormat("%.1f s", verified.seconds)));
+    } else {
+      console.Print(absl::StrCat(path, ": NOT SOUND: ", problem));
+    }
+  }
+  if (unsound == 0) return kExitOk;
+  return absl::DataLossError(absl::StrCat(unsound, " of ", paths.size(), " checkpoint",
+                                          paths.size() == 1 ? "" : "s", " under ", dir,
+                                          paths.size() == 1 ? " is" : " are", " not sound"));
+}
+
+}  // namespace
+
+void AddCheckpointsCommand(CLI::App* app, CommandContext* context) {
+  const auto job = std::make_shared<std::string>();
+  const auto dir = std::make_shared<std::string>();
+  const auto list = [context, job] { return List(*context, *job); };
+  CLI::App* checkpoints = AddCommand(app, context, "checkpoints",
+                                     "Lists a job's checkpoints, or verifies some on disk", list);
+  checkpoints->add_option("job", *job, "Name or run id");
+  CLI::App* verify = AddCommand(
+      checkpoints, context, "verify",
+      "Reads checkpoints whole: every checksum, and every value there exactly once",
+      [context, dir] { return Verify(*context, *dir); }, /*remote=*/false);
+  verify->add_option("dir", *dir, "A checkpoint, or a folder of them")->required();
+  // An outer command's callback comes last.
+  checkpoints->callback([context, list, verify] {
+    if (!verify->parsed()) context->run = list;
+  });
+}
+
+}  // namespace zeroshard
