@@ -31,4 +31,11 @@ absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_vi
 absl::Status ForEachDocument(const std::string& path, absl::string_view bytes, TextFormat format,
                              const std::function<absl::Status(Document&&)>& each);
 
+// The parts of the above, for those who cut a large file themselves. `bytes` are whole lines, of
+// which the first is line `first_line` of the file (from 1).
+absl::Status ForEachJsonLine(const std::string& path, absl::string_view bytes, int64_t first_line,
+                             const std::function<absl::Status(Document&&)>& each);
+// The bytes of a whole file without the mark in front.
+absl::string_view WithoutByteOrderMark(absl::string_view bytes);
+
 }  // namespace zeroshard
