@@ -63,9 +63,11 @@ struct RankResult {
   absl::Status status;
   std::vector<v1::StepRecord> records;
   std::string digest;
-  std::vector<std::vector<float>> tensors;  // those asked for
-  int64_t memory[kMemoryKinds] = {};        // at the end, by MemoryKind
-  TrafficTable traffic{};                   // of the training steps
+  std::vector<std::vector<float>> tensors;        // those asked for
+  int64_t memory[kMemoryKinds] = {};              // at the end, by MemoryKind
+  TrafficTable traffic{};                         // of the training steps
+  std::vector<v1::CheckpointRecord> checkpoints;  // that rank 0 was told of
+  std::vector<v1::SampleRecord> samples;
 };
 
 struct RunOptions {
@@ -76,22 +78,42 @@ struct RunOptions {
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   // Called on the rank's thread with its trainer's communicator, after each step.
   std::function<void(int rank, const v1::StepRecord&)> on_step = nullptr;
+  // TrainerOptions of the same names.
+  uint64_t first_step = 1;
+  std::string resume_from = "";
+  bool weights_only = false;
+  std::string run_id = "tiny-1";
+  const TokenDataset* eval_data = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  std::function<FileSystem*(int rank)> files = nullptr;
+  // What a rank asks for at the end of step `step`.
+  std::function<SaveRequest(int rank, uint64_t step)> wants_save = nullptr;
+  std::function<void(const v1::CheckpointRecord&)> on_checkpoint = nullptr;
 };
 
 class RecordingObserver : public TrainObserver {
  public:
   RecordingObserver(int rank, RankResult* result, const RunOptions* options)
       : rank_(rank), result_(*result), options_(*options) {}
-  void OnProgress(uint64_t, StepPhase, const std::string&) override {}
+  void OnProgress(uint64_t step, StepPhase, const std::string&) override { step_ = step; }
   void OnStep(const v1::StepRecord& record) override {
     result_.records.push_back(record);
     if (options_.on_step) options_.on_step(rank_, record);
   }
+  SaveRequest WantsSave() override {
+    return options_.wants_save ? options_.wants_save(rank_, step_) : SaveRequest::kNone;
+  }
+  void OnCheckpoint(const v1::CheckpointRecord& record) override {
+    result_.checkpoints.push_back(record);
+    if (options_.on_checkpoint) options_.on_checkpoint(record);
+  }
+  void OnSample(const v1::SampleRecord& record) override { result_.samples.push_back(record); }
 
  private:
   const int rank_;
   RankResult& result_;
   const RunOptions& options_;
+  uint64_t step_ = 0;
 };
 
 inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const TokenDataset& data,
@@ -114,6 +136,14 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   trainer_options.ops = ops.get();
   trainer_options.comm = comm->get();
   trainer_options.data = &data;
+  trainer_options.first_step = options.first_step;
+  trainer_options.resume_from = options.resume_from;
+  trainer_options.weights_only = options.weights_only;
+  trainer_options.job = spec.name();
+  trainer_options.run_id = options.run_id;
+  trainer_options.eval_data = options.eval_data;
+  trainer_options.tokenizer = options.tokenizer;
+  if (options.files) trainer_options.files = options.files(rank);
   auto trainer = Trainer::Create(trainer_options);
   if (!trainer.ok()) {
     (*comm)->Abort(std::string(trainer.status().message()));
