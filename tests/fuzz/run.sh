@@ -15,7 +15,7 @@ An input that crashes, takes over 10 s or 2 GiB stays in a folder that is named,
 
   --seconds N      how long each target runs (15)
   --build-dir DIR  build there
-  --keep           then keep in the corpus what reached new code: at most 40 files of 2 KiB a target
+  --keep           then add to the corpus some of what reached new code: up to 30 files of 2 KiB a target
   --help           this text
 USAGE
 }
@@ -71,14 +71,18 @@ run_target() {
     "$folder/grown" "$folder/seeds" "$corpus" >"$folder/log" 2>&1
 }
 
-# keep_new NAME: as few inputs as reach what all of them reach go into the corpus.
+# keep_new NAME: of the fewest inputs that reach what all of them reach, some of every size go into
+# the corpus.
 keep_new() {
-  local name="$1" folder="$work/$1" corpus="$REPOSITORY/tests/fuzz/corpus/$1" input
+  local name="$1" folder="$work/$1" corpus="$REPOSITORY/tests/fuzz/corpus/$1" inputs=() i
   mkdir -p "$corpus" "$folder/merged"
   "$build/tests/fuzz/$name" -merge=1 "$folder/merged" "$corpus" "$folder/seeds" "$folder/grown" \
     >>"$folder/log" 2>&1
-  find "$folder/merged" -type f -size -3k -printf '%s %p\n' | sort -n | head -n 40 |
-    while read -r _ input; do cp -n "$input" "$corpus/"; done
+  mapfile -t inputs < <(find "$folder/merged" -type f -size -5 -printf '%s %p\n' | sort -n |
+    cut -d ' ' -f 2-)
+  for ((i = 0; i < 30; ++i)); do
+    if ((${#inputs[@]} > 0)); then cp "${inputs[$((i * ${#inputs[@]} / 30))]}" "$corpus/"; fi
+  done
 }
 
 failed=0
