@@ -78,9 +78,13 @@ CASES = {
     "gpt2_dropout": dict(architecture="gpt2", hidden_size=32, layers=2, heads=2,
                          sequence_length=SEQUENCE, vocab_size=VOCAB, embd_pdrop=0.1,
                          attn_pdrop=0.2, resid_pdrop=0.15),
+    "llama_dropout": dict(architecture="llama", hidden_size=32, layers=1, heads=4, kv_heads=2,
+                          intermediate_size=64, sequence_length=SEQUENCE, vocab_size=VOCAB,
+                          tie_embeddings=True, embd_pdrop=0.1, attn_pdrop=0.2, resid_pdrop=0.15),
 }
 DOCUMENTS = ("llama_documents", "gpt2_documents")
 DROPOUT_SEED = 2**40 + 3  # beyond 32 bits
+TORCHS_DROPOUT = torch.nn.functional.dropout
 LOGIT_POSITIONS = [0, 1, 64, 127, 128, 143]
 
 
@@ -155,6 +159,18 @@ class Mask(torch.nn.Module):
 
 def hand_in_masks(model, spec):
     """Sites are numbered by unit, four a unit: worker/model/pass.h."""
+    if spec["architecture"] == "llama":
+        # Only the attention's weights have a dropout here, by a function; the other places are
+        # GPT-2's. With one layer there is one site.
+        assert spec["layers"] == 1
+        after = lambda mask: lambda module, args, output: mask(output)
+        weights = Mask(spec["attn_pdrop"], 4 + 1)
+        torch.nn.functional.dropout = lambda x, **_: weights(x)
+        model.model.embed_tokens.register_forward_hook(after(Mask(spec["embd_pdrop"], 0)))
+        layer = model.model.layers[0]
+        layer.self_attn.o_proj.register_forward_hook(after(Mask(spec["resid_pdrop"], 4 + 2)))
+        layer.mlp.down_proj.register_forward_hook(after(Mask(spec["resid_pdrop"], 4 + 3)))
+        return
     model.transformer.drop = Mask(spec["embd_pdrop"], 0)
     for layer, block in enumerate(model.transformer.h):
         site = 4 * (layer + 1)
@@ -301,6 +317,7 @@ def train(model, tokens, targets, starts):
 
 
 def make(name, spec, seed):
+    torch.nn.functional.dropout = TORCHS_DROPOUT
     generator = torch.Generator().manual_seed(seed)
     random = np.random.default_rng(seed)
     model = build(spec).float()
@@ -335,7 +352,9 @@ def make(name, spec, seed):
         out["gradient.document_start"], out["document_start"] = starts, train_starts
     out.update(train(model, out["tokens"], out["targets"], train_starts))
     out.update(ours("final", arrays()))
-    save_file(out, HERE / f"{name}.safetensors", metadata={"format": "pt", **VERSIONS})
+    save_file(out, HERE / f"{name}.safetensors", metadata={
+        # One entry: the order of several changes from run to run, and with it the file.
+        "made_with": ", ".join(f"{k} {v}" for k, v in VERSIONS.items())})
 
     job = {
         "name": name.replace("_", "-"), "model": spec, "steps": STEPS,

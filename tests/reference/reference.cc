@@ -11,8 +11,9 @@
 namespace zeroshard {
 
 std::vector<std::string> ReferenceNames() {
-  return {"gpt2",  "llama",           "llama_tied",     "llama_biased",
-          "qwen2", "llama_documents", "gpt2_documents", "gpt2_dropout"};
+  return {"gpt2",           "llama",        "llama_tied",
+          "llama_biased",   "qwen2",        "llama_documents",
+          "gpt2_documents", "gpt2_dropout", "llama_dropout"};
 }
 
 absl::StatusOr<Reference> Reference::Load(const std::string& name) {

@@ -227,7 +227,7 @@ TEST_P(UndividedTest, DocumentsThatAllStartAtTheSequencesStartChangeNoBit) {
 // The model with dropout.
 class DropoutTest : public ModelTest {};
 
-INSTANTIATE_TEST_SUITE_P(References, DropoutTest, testing::Values("gpt2_dropout"),
+INSTANTIATE_TEST_SUITE_P(References, DropoutTest, testing::Values("gpt2_dropout", "llama_dropout"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(DropoutTest, RatesCountOnlyInTraining) {
