@@ -127,12 +127,8 @@ absl::Status ClusterClient::Barrier(const v1::Fence& fence, const std::string& n
                });
 }
 
-absl::Status ClusterClient::ReportSteps(const v1::Fence& fence,
-                                        const std::vector<v1::StepRecord>& records,
+absl::Status ClusterClient::ReportSteps(const v1::ReportStepsRequest& request,
                                         absl::Duration timeout, Cancellation* cancellation) {
-  v1::ReportStepsRequest request;
-  *request.mutable_fence() = fence;
-  *request.mutable_records() = {records.begin(), records.end()};
   return Retry({"step report", address_}, timeout, cancellation,
                [&](grpc::ClientContext* context, absl::Duration) {
                  v1::ReportStepsResponse response;

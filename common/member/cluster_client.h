@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,8 +31,8 @@ class ClusterClient {
   // coordinator, having been away, answers again. While it is away only `cancellation` ends this.
   absl::Status Barrier(const v1::Fence& fence, const std::string& name, absl::Duration timeout,
                        Cancellation* cancellation);
-  absl::Status ReportSteps(const v1::Fence& fence, const std::vector<v1::StepRecord>& records,
-                           absl::Duration timeout, Cancellation* cancellation);
+  absl::Status ReportSteps(const v1::ReportStepsRequest& request, absl::Duration timeout,
+                           Cancellation* cancellation);
   absl::Status ReportEnd(const v1::ReportEndRequest& request, absl::Duration timeout,
                          Cancellation* cancellation);
 

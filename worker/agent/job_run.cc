@@ -5,13 +5,16 @@
 #include <new>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
+#include "worker/agent/assignment.h"
 #include "worker/agent/cluster_rendezvous.h"
+#include "worker/agent/utf8.h"
 
 namespace zeroshard {
 namespace {
@@ -21,6 +24,7 @@ using Steady = std::chrono::steady_clock;
 // How long a failed rank tries to say why before it hangs up on the others, and how long a stopped
 // one tries to say that it is out.
 constexpr absl::Duration kFirstWord = absl::Seconds(2);
+constexpr size_t kMostText = 64 << 10;                  // bytes of a message, of a sample
 constexpr absl::Duration kStepLine = absl::Seconds(5);  // between two lines about steps in the log
 
 template <typename Call>
@@ -47,6 +51,8 @@ struct EndOfWaits {
 struct JobRun::Parts {
   WorkerMetrics* metrics = nullptr;
   std::unique_ptr<TokenDataset> data;
+  std::unique_ptr<TokenDataset> eval_data;     // where spec.eval names any
+  std::shared_ptr<const Tokenizer> tokenizer;  // where spec.sample has prompts
   std::unique_ptr<Device> device;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Communicator> comm;
@@ -56,13 +62,21 @@ struct JobRun::Parts {
 
 class JobRun::Observer : public TrainObserver {
  public:
-  Observer(JobRun* run, const TokenDataset* data, ReportQueue* reports)
-      : run_(run), data_(data), reports_(reports) {}
+  static absl::Status StatusOfData(const Parts& parts) {
+    if (absl::Status status = parts.data->status(); !status.ok()) return status;
+    return parts.eval_data == nullptr ? absl::OkStatus() : parts.eval_data->status();
+  }
+
+  Observer(JobRun* run, const Parts* parts, ReportQueue* reports)
+      : run_(run), parts_(parts), reports_(reports) {}
 
   void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) override {
     run_->step_ = step;
-    run_->Enter(NameOf(phase));
-    if (!data_->status().ok()) run_->stop_ = true;  // before the samples it spoiled are used
+    const bool saving = phase == StepPhase::kBarrier &&
+                        (unit == "saving" || absl::StartsWith(unit, "waiting for the checkpoint"));
+    run_->Enter(saving ? "saving" : NameOf(phase));
+    // Before the samples it spoiled are used.
+    if (!StatusOfData(*parts_).ok()) run_->stop_ = true;
   }
   void OnStep(const v1::StepRecord& record) override {
     ++run_->advances_;
@@ -79,10 +93,33 @@ class JobRun::Observer : public TrainObserver {
                             record.seconds() > 0 ? record.tokens() / record.seconds() : 0.0));
   }
   bool ShouldHold() override { return reports_ != nullptr && reports_->ShouldHold(); }
+  SaveRequest WantsSave() override {
+    return run_->save_and_stop_ ? SaveRequest::kSaveAndStop : SaveRequest::kNone;
+  }
+  void OnCheckpoint(const v1::CheckpointRecord& record) override {
+    ++run_->advances_;
+    if (reports_ == nullptr) return;
+    v1::CheckpointRecord report = record;
+    report.set_path(ValidUtf8(record.path(), kMostText));
+    report.set_message(ValidUtf8(record.message(), kMostText));
+    if (record.complete()) {
+      LogInfo(
+          absl::StrFormat("checkpoint of step %u is complete: %s", record.step(), report.path()));
+    }
+    reports_->Push(std::move(report));
+  }
+  void OnSample(const v1::SampleRecord& record) override {
+    ++run_->advances_;
+    if (reports_ == nullptr) return;
+    v1::SampleRecord report = record;
+    report.set_prompt(ValidUtf8(record.prompt(), kMostText));
+    report.set_text(ValidUtf8(record.text(), kMostText));
+    reports_->Push(std::move(report));
+  }
 
  private:
   JobRun* const run_;
-  const TokenDataset* const data_;
+  const Parts* const parts_;
   ReportQueue* const reports_;  // rank 0's
   bool first_ = true;
   Steady::time_point line_;
@@ -127,6 +164,20 @@ void JobRun::Stop(const std::string& reason, bool silent) {
   if (comm_ != nullptr) comm_->Abort(reason);
 }
 
+void JobRun::SaveAndStop() {
+  if (!assign_.spec().checkpoint().dir().empty()) save_and_stop_ = true;
+}
+
+bool JobRun::Leave(const std::string& reason, bool save) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = reason;
+  }
+  if (!save || !training_ || assign_.spec().checkpoint().dir().empty()) return false;
+  save_and_stop_ = true;
+  return true;
+}
+
 v1::Progress JobRun::progress() const {
   v1::Progress progress;
   progress.set_step(step_);
@@ -146,6 +197,7 @@ absl::Status JobRun::Train(std::string* digest) {
   });
   if (!status.ok()) {
     if (absl::Status stopped = Stopped(); !stopped.ok()) status = stopped;
+    status = WithLeaving(status);
     // When this rank hangs up, the others report that it is gone: the coordinator should hear the
     // cause first.
     if (Stopped().ok()) end_sent_ = SendEnd(status, "", kFirstWord, &last_word_);
@@ -158,19 +210,21 @@ absl::Status JobRun::Train(std::string* digest) {
 }
 
 absl::Status JobRun::Prepare(Parts* parts) {
-  ZS_RETURN_IF_ERROR(CheckAssignment());
+  ZS_RETURN_IF_ERROR(CheckAssignment(assign_));
+  ZS_RETURN_IF_ERROR(CheckInitFrom(assign_, context_.host));
   const v1::JobSpec& spec = assign_.spec();
   const absl::Duration start = absl::Seconds(spec.timeouts().start_seconds());
-  ZS_ASSIGN_OR_RETURN(parts->data, TokenDataset::Open(spec.data(), spec.model().sequence_length(),
-                                                      spec.model().vocab_size()));
-  ++advances_;
+  ZS_RETURN_IF_ERROR(OpenData(parts));
   ZS_RETURN_IF_ERROR(Stopped());
   parts->device = context_.backend->make_device();
   context_.metrics->SetMemory(&parts->device->memory());
   parts->ops = context_.backend->make_ops();
 
   ClusterRendezvous rendezvous(context_.client, fence_, start, &waits_);
-  ZS_RETURN_IF_ERROR(CompareData(parts->data->token_count(), &rendezvous));
+  ZS_RETURN_IF_ERROR(CompareData("data.train", parts->data.get(), &rendezvous));
+  if (parts->eval_data != nullptr) {
+    ZS_RETURN_IF_ERROR(CompareData("eval.data", parts->eval_data.get(), &rendezvous));
+  }
   GlooOptions options;
   options.rank = static_cast<int>(assign_.rank());
   options.size = static_cast<int>(assign_.world_size());
@@ -191,10 +245,16 @@ absl::Status JobRun::Prepare(Parts* parts) {
   TrainerOptions trainer;
   trainer.spec = spec;
   trainer.first_step = assign_.first_step();
+  trainer.resume_from = assign_.resume().checkpoint();
+  trainer.weights_only = assign_.resume().weights_only();
+  trainer.job = assign_.job();
+  trainer.run_id = assign_.run_id();
   trainer.device = parts->device.get();
   trainer.ops = parts->ops.get();
   trainer.comm = parts->comm.get();
   trainer.data = parts->data.get();
+  trainer.eval_data = parts->eval_data.get();
+  trainer.tokenizer = parts->tokenizer.get();
   trainer.stop = &stop_;
   ZS_ASSIGN_OR_RETURN(parts->trainer, context_.backend->make_trainer(trainer));
   context_.metrics->SetTrain(&parts->trainer->counters());
@@ -215,9 +275,16 @@ absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
   }
   // Whatever happens here, the queue's thread does not stay behind in a call.
   const EndOfWaits end_of_waits{&waits_};
-  Observer observer(this, parts->data.get(), reports.get());
+  Observer observer(this, parts, reports.get());
+  training_ = true;
   absl::Status status = Guarded([&] { return parts->trainer->Run(&observer, stop_); });
-  if (!parts->data->status().ok()) status = parts->data->status();
+  if (absl::Status data = Observer::StatusOfData(*parts); !data.ok()) status = data;
+  // As all ranks were asked to: nobody hangs up before everybody knows that it is complete.
+  const bool saved = absl::IsCancelled(status) && !stop_;
+  if (saved) {
+    const absl::Status met = Barrier("saved", timeouts.collective_seconds());
+    if (!met.ok() && !stop_) LogWarning("after the last checkpoint: ", met.message());
+  }
   if (status.ok()) {
     auto weights = Guarded([&] { return parts->trainer->WeightsDigest(); });
     status = weights.status();
@@ -227,41 +294,50 @@ absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
   if (reports != nullptr) {
     Enter("waiting");
     const absl::Status flushed =
-        reports->Flush(status.ok() ? absl::InfiniteDuration() : kFirstWord);
+        reports->Flush(status.ok() || saved ? absl::InfiniteDuration() : kFirstWord);
     if (status.ok()) status = flushed;
   }
   return status;
 }
 
-absl::Status JobRun::CheckAssignment() const {
-  if (assign_.world_size() == 0 || assign_.rank() >= assign_.world_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("assigned rank ", assign_.rank(), " of ", assign_.world_size(), " ranks"));
+absl::Status JobRun::OpenData(Parts* parts) {
+  const v1::JobSpec& spec = assign_.spec();
+  const int64_t sequence = spec.model().sequence_length();
+  const int64_t vocab = spec.model().vocab_size();
+  ZS_ASSIGN_OR_RETURN(parts->data, TokenDataset::Open(spec.data(), sequence, vocab));
+  ++advances_;
+  if (!spec.eval().data().empty()) {
+    v1::DataSpec eval = spec.data();
+    *eval.mutable_train() = spec.eval().data();
+    absl::StatusOr<std::unique_ptr<TokenDataset>> opened =
+        TokenDataset::Open(eval, sequence, vocab);
+    if (!opened.ok()) {
+      return absl::Status(opened.status().code(),
+                          absl::StrCat("eval.data: ", opened.status().message()));
+    }
+    parts->eval_data = *std::move(opened);
+    ++advances_;
   }
-  if (assign_.first_step() != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("asked to go on at step ", assign_.first_step(),
-                     ", but this version has no checkpoints to go on from; submit the job again"));
-  }
-  const v1::TimeoutSpec& timeouts = assign_.spec().timeouts();
-  if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
-      timeouts.collective_seconds() == 0) {
-    return absl::InvalidArgumentError("the assigned specification has no timeouts");
+  if (!spec.sample().prompts().empty()) {
+    ZS_ASSIGN_OR_RETURN(parts->tokenizer, Tokenizer::Load(spec.data().tokenizer()));
+    ++advances_;
   }
   return absl::OkStatus();
 }
 
-absl::Status JobRun::CompareData(int64_t tokens, Rendezvous* rendezvous) {
+absl::Status JobRun::CompareData(const std::string& what, const TokenDataset* data,
+                                 Rendezvous* rendezvous) {
   if (assign_.world_size() == 1) return absl::OkStatus();
-  const std::string key = "data/tokens";
+  const int64_t tokens = data->token_count();
+  const std::string key = absl::StrCat(what, "/tokens");
   if (assign_.rank() == 0) return rendezvous->Put(key, absl::StrCat(tokens));
   ZS_ASSIGN_OR_RETURN(
       const std::string text,
       rendezvous->Get(key, absl::Seconds(assign_.spec().timeouts().start_seconds())));
   if (text == absl::StrCat(tokens)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "rank ", assign_.rank(), " on ", context_.host, " sees ", tokens,
-      " tokens in data.train, rank 0 sees ", text, "; every worker must see the same files"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", assign_.rank(), " on ", context_.host, " sees ", tokens, " tokens in ",
+                   what, ", rank 0 sees ", text, "; every worker must see the same files"));
 }
 
 absl::Status JobRun::Barrier(const std::string& name, uint32_t seconds) {
@@ -283,7 +359,7 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
     request.set_weights_digest(digest);
   } else {
     request.set_error_code(absl::StatusCodeToString(status.code()));
-    request.set_message(std::string(status.message()));
+    request.set_message(ValidUtf8(status.message(), kMostText));
     if (auto rank = BlamedRank(status); rank.has_value()) request.set_blamed_rank(*rank);
     request.set_nonfinite(IsNonFinite(status));
   }
@@ -297,6 +373,15 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
 void JobRun::Enter(const char* phase) {
   phase_ = phase;
   ++advances_;
+}
+
+absl::Status JobRun::WithLeaving(const absl::Status& status) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (leaving_.empty()) return status;
+  absl::Status leaving = absl::CancelledError(
+      status.message() == leaving_ ? leaving_ : absl::StrCat(leaving_, "; ", status.message()));
+  SetBlamedRank(assign_.rank(), &leaving);
+  return leaving;
 }
 
 absl::Status JobRun::Stopped() const {

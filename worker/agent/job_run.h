@@ -33,6 +33,14 @@ class JobRun {
   // coordinator that is away; only Stop ends that.
   void Run();
 
+  // Asks all ranks to write a checkpoint after the step under way and then to end. No effect on a
+  // job without a checkpoint section.
+  void SaveAndStop();
+
+  // The worker is told to leave, because `reason`: the report of the end says so. Where there is
+  // something to save, as SaveAndStop, and true; false means that only Stop ends the run.
+  bool Leave(const std::string& reason, bool save);
+
   // Ends the run: collectives are aborted, waits return. The first reason counts. `silent`: the
   // coordinator has turned to something else already and is told nothing more of this run.
   void Stop(const std::string& reason, bool silent = false);
@@ -47,8 +55,10 @@ class JobRun {
   absl::Status Train(std::string* digest);
   absl::Status Prepare(Parts* parts);
   absl::Status TrainWith(Parts* parts, std::string* digest);
-  absl::Status CheckAssignment() const;
-  absl::Status CompareData(int64_t tokens, Rendezvous* rendezvous);
+  absl::Status OpenData(Parts* parts);
+  absl::Status CompareData(const std::string& what, const TokenDataset* data,
+                           Rendezvous* rendezvous);
+  absl::Status WithLeaving(const absl::Status& status) const;
   absl::Status Barrier(const std::string& name, uint32_t seconds);
   bool SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
                Cancellation* cancellation);
@@ -66,6 +76,8 @@ class JobRun {
   std::atomic<uint64_t> barrier_nanoseconds_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> silent_{false};
+  std::atomic<bool> save_and_stop_{false};
+  std::atomic<bool> training_{false};  // steps are being trained
 
   Cancellation waits_;      // keys, barriers, step reports: ended by Stop and by a failure
   Cancellation last_word_;  // the report of the end: ended by Stop alone
@@ -73,6 +85,7 @@ class JobRun {
 
   mutable std::mutex mutex_;
   absl::Status stopped_;
+  std::string leaving_;  // why the worker leaves
 
   std::mutex comm_mutex_;         // also held while comm_ is aborted: it must not go meanwhile
   Communicator* comm_ = nullptr;  // while there is one to abort

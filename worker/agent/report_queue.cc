@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,8 +10,27 @@ namespace zeroshard {
 namespace {
 
 constexpr size_t kBatch = 512;
+constexpr size_t kBatchBytes = 1 << 20;  // and at most one item more
 // How often a waiting Push or Flush looks for a cancellation.
 constexpr std::chrono::milliseconds kLook(50);
+
+// Puts the first items into the request; returns how many.
+size_t Fill(const std::deque<ReportQueue::Item>& items, v1::ReportStepsRequest* request) {
+  size_t count = 0;
+  size_t bytes = 0;
+  for (; count < std::min(items.size(), kBatch) && bytes < kBatchBytes; ++count) {
+    const ReportQueue::Item& item = items[count];
+    bytes += std::visit([](const auto& record) { return record.ByteSizeLong(); }, item);
+    if (const auto* step = std::get_if<v1::StepRecord>(&item)) {
+      *request->add_records() = *step;
+    } else if (const auto* checkpoint = std::get_if<v1::CheckpointRecord>(&item)) {
+      *request->add_checkpoints() = *checkpoint;
+    } else {
+      *request->add_samples() = std::get<v1::SampleRecord>(item);
+    }
+  }
+  return count;
+}
 
 }  // namespace
 
@@ -34,30 +52,30 @@ ReportQueue::~ReportQueue() {
   thread_.join();
 }
 
-void ReportQueue::Push(const v1::StepRecord& record) {
+void ReportQueue::Push(Item item) {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (records_.size() >= capacity_ && failed_.ok() && !cancellation_->cancelled()) {
+  while (items_.size() >= capacity_ && failed_.ok() && !cancellation_->cancelled()) {
     changed_.wait_for(lock, kLook);
   }
   if (!failed_.ok() || cancellation_->cancelled()) return;
-  records_.push_back(record);
+  items_.push_back(std::move(item));
   changed_.notify_all();
 }
 
 bool ReportQueue::ShouldHold() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return records_.size() > capacity_ / 2;
+  return items_.size() > capacity_ / 2;
 }
 
 absl::Status ReportQueue::Flush(absl::Duration timeout) {
   const auto start = std::chrono::steady_clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!records_.empty()) {
+  while (!items_.empty()) {
     if (!failed_.ok()) return failed_;
     if (absl::Status reason = cancellation_->status(); !reason.ok()) return reason;
     if (absl::FromChrono(std::chrono::steady_clock::now() - start) >= timeout) {
       return absl::DeadlineExceededError(
-          absl::StrCat(records_.size(), " step records could not be delivered"));
+          absl::StrCat(items_.size(), " reports could not be delivered"));
     }
     changed_.wait_for(lock, kLook);
   }
@@ -67,16 +85,17 @@ absl::Status ReportQueue::Flush(absl::Duration timeout) {
 void ReportQueue::Main() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return closing_ || !records_.empty(); });
+    changed_.wait(lock, [this] { return closing_ || !items_.empty(); });
     if (closing_) return;
-    const size_t count = std::min(records_.size(), kBatch);
-    const std::vector<v1::StepRecord> batch(records_.begin(), records_.begin() + count);
+    v1::ReportStepsRequest request;
+    *request.mutable_fence() = fence_;
+    const size_t count = Fill(items_, &request);
     lock.unlock();
-    absl::Status status =
-        client_->ReportSteps(fence_, batch, absl::InfiniteDuration(), cancellation_);
+    const absl::Status status =
+        client_->ReportSteps(request, absl::InfiniteDuration(), cancellation_);
     lock.lock();
     if (status.ok()) {
-      records_.erase(records_.begin(), records_.begin() + count);
+      items_.erase(items_.begin(), items_.begin() + count);
       changed_.notify_all();
       continue;
     }

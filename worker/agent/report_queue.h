@@ -1,5 +1,5 @@
-// Rank 0's step records on their way to the coordinator. Training never waits for them, until so
-// many have piled up that all ranks hold.
+// What rank 0 reports, on its way to the coordinator: steps, checkpoints and samples. Training
+// never waits for it, until so much has piled up that all ranks hold.
 #pragma once
 
 #include <condition_variable>
@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -24,11 +25,13 @@ class ReportQueue {
   // Ends the thread; call Cancel on the cancellation first unless Flush was OK.
   ~ReportQueue();
 
-  // Waits for room when the queue is full, until the cancellation.
-  void Push(const v1::StepRecord& record);
+  using Item = std::variant<v1::StepRecord, v1::CheckpointRecord, v1::SampleRecord>;
+  // Waits for room when the queue is full, until the cancellation. Items arrive in order; of those
+  // that travel together steps come before checkpoints, and these before samples.
+  void Push(Item item);
   // True while more than half of the room is taken: the coordinator is away, or cannot keep up.
   bool ShouldHold() const;
-  // Waits until everything pushed has been accepted. DEADLINE_EXCEEDED says how many records are
+  // Waits until everything pushed has been accepted. DEADLINE_EXCEEDED says how many items are
   // left; otherwise the refusal, or the cancellation.
   absl::Status Flush(absl::Duration timeout);
 
@@ -42,7 +45,7 @@ class ReportQueue {
   const size_t capacity_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<v1::StepRecord> records_;  // a record leaves when the coordinator has it
+  std::deque<Item> items_;  // an item leaves when the coordinator has it
   absl::Status failed_;
   bool closing_ = false;
   std::thread thread_;

@@ -29,22 +29,34 @@ WorkerAgent::WorkerAgent(MemberSessionOptions options, const WorkerBackend* back
 }
 
 WorkerAgent::~WorkerAgent() {
-  Shutdown("the worker ends", absl::InfiniteDuration());
+  Shutdown("the worker ends", absl::ZeroDuration(), absl::InfiniteDuration());
   session_.reset();  // no callback after this
   thread_.join();
 }
 
-bool WorkerAgent::Shutdown(const std::string& reason, absl::Duration timeout) {
+bool WorkerAgent::Shutdown(const std::string& reason, absl::Duration grace,
+                           absl::Duration timeout) {
+  const auto bounded = [](absl::Duration wait) {
+    return absl::ToChronoNanoseconds(std::min(wait, absl::Hours(24 * 365)));
+  };
   std::unique_lock<std::mutex> lock(mutex_);
   if (leaving_.empty()) leaving_ = reason;
   next_.reset();
   const std::shared_ptr<JobRun> run = current_;
   changed_.notify_all();
   lock.unlock();
-  if (run != nullptr) run->Stop(reason);
+  if (run != nullptr && run->Leave(reason, grace > absl::ZeroDuration())) {
+    LogInfo("the job writes a checkpoint first, for at most ", absl::FormatDuration(grace));
+    session_->Poke();
+    lock.lock();
+    if (changed_.wait_for(lock, bounded(grace), [this] { return ended_; })) return true;
+    lock.unlock();
+    run->Stop(absl::StrCat("no checkpoint was complete within ", absl::FormatDuration(grace)));
+  } else if (run != nullptr) {
+    run->Stop(reason);
+  }
   lock.lock();
-  const auto wait = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
-  return changed_.wait_for(lock, wait, [this] { return ended_; });
+  return changed_.wait_for(lock, bounded(timeout), [this] { return ended_; });
 }
 
 void WorkerAgent::OnAssign(const v1::Assign& assign) {
@@ -70,7 +82,7 @@ void WorkerAgent::OnStop(const v1::Stop& stop) {
   std::shared_ptr<JobRun> run;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (next_.has_value() && next_->run_id() == stop.run_id() &&
+    if (!stop.save() && next_.has_value() && next_->run_id() == stop.run_id() &&
         next_->generation() <= stop.generation()) {
       next_.reset();
     }
@@ -79,7 +91,12 @@ void WorkerAgent::OnStop(const v1::Stop& stop) {
       run = current_;
     }
   }
-  if (run != nullptr) run->Stop(stop.reason());
+  if (run == nullptr) return;
+  if (stop.save()) {
+    run->SaveAndStop();
+  } else {
+    run->Stop(stop.reason());
+  }
 }
 
 void WorkerAgent::OnFenced(const std::string& reason) {

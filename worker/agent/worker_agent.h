@@ -22,9 +22,11 @@ class WorkerAgent : public MemberHandler {
   // Stops the job that runs, if any, and waits for it.
   ~WorkerAgent() override;
 
-  // Stops the job that runs and takes no further one. False if it has not ended within `timeout`:
-  // then only the end of the process will end it.
-  bool Shutdown(const std::string& reason, absl::Duration timeout);
+  // Ends the job that runs and takes no further one. A job that has a checkpoint section, and
+  // trains, first writes a checkpoint on all its ranks, where that takes no longer than `grace`.
+  // Then it is stopped. False if it has not ended within `timeout` of that: then only the end of
+  // the process will end it.
+  bool Shutdown(const std::string& reason, absl::Duration grace, absl::Duration timeout);
 
   MemberSession* session() { return session_.get(); }
 

@@ -21,10 +21,11 @@ v1::Fence Rank(uint32_t rank) {
   return fence;
 }
 
-v1::StepRecord Step(uint64_t step) {
-  v1::StepRecord record;
-  record.set_step(step);
-  return record;
+v1::ReportStepsRequest OneStep() {
+  v1::ReportStepsRequest request;
+  *request.mutable_fence() = Rank(0);
+  request.add_records()->set_step(1);
+  return request;
 }
 
 TEST(ClusterClientTest, AKeyReachesWhoeverWaitsForIt) {
@@ -47,7 +48,7 @@ TEST(ClusterClientTest, ACallWaitsForACoordinatorThatComesBack) {
   ClusterClient client(cluster.address());
   absl::Status status;
   std::thread reporter(
-      [&] { status = client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), nullptr); });
+      [&] { status = client.ReportSteps(OneStep(), absl::InfiniteDuration(), nullptr); });
   cluster.Start();
   reporter.join();
   EXPECT_TRUE(status.ok()) << status;
@@ -122,8 +123,7 @@ TEST(ClusterClientTest, AStaleFenceIsNotTriedAgain) {
     state.report_steps_status = {grpc::StatusCode::FAILED_PRECONDITION, "generation 2 is current"};
   });
   ClusterClient client(cluster.address());
-  const absl::Status status =
-      client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), nullptr);
+  const absl::Status status = client.ReportSteps(OneStep(), absl::InfiniteDuration(), nullptr);
   EXPECT_EQ(status, absl::FailedPreconditionError("generation 2 is current"));
 }
 
@@ -145,9 +145,8 @@ TEST(ClusterClientTest, CancellationEndsTheWaitForACoordinatorThatIsAway) {
   ClusterClient client(cluster.address());
   Cancellation cancellation;
   absl::Status status;
-  std::thread reporter([&] {
-    status = client.ReportSteps(Rank(0), {Step(1)}, absl::InfiniteDuration(), &cancellation);
-  });
+  std::thread reporter(
+      [&] { status = client.ReportSteps(OneStep(), absl::InfiniteDuration(), &cancellation); });
   cancellation.Cancel(absl::CancelledError("told to stop"));
   reporter.join();
   EXPECT_EQ(status, absl::CancelledError("told to stop"));

@@ -69,6 +69,8 @@ class FakeCluster : public v1::Cluster::Service {
     std::map<std::string, std::string> keys;
     std::map<std::string, std::set<uint32_t>> barriers;
     std::vector<v1::StepRecord> steps;
+    std::vector<v1::CheckpointRecord> checkpoints;
+    std::vector<v1::SampleRecord> samples;
     std::vector<v1::ReportEndRequest> ends;
     int sessions = 0;  // open now
   };
@@ -185,6 +187,8 @@ class FakeCluster : public v1::Cluster::Service {
         state_.steps.push_back(record);
       }
     }
+    for (const auto& record : request->checkpoints()) state_.checkpoints.push_back(record);
+    for (const auto& record : request->samples()) state_.samples.push_back(record);
     changed_.notify_all();
     return grpc::Status::OK;
   }

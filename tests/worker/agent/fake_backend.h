@@ -18,6 +18,12 @@ namespace zeroshard {
 struct FakeTraining {
   // Called once for each step; what it returns ends the run where it is not OK.
   std::function<absl::Status(uint64_t step)> on_step = [](uint64_t) { return absl::OkStatus(); };
+  // Called when a rank is asked to save and stop; what it returns is how the save ended.
+  std::function<absl::Status(uint64_t step)> on_save = [](uint64_t) { return absl::OkStatus(); };
+  // Called with the observer after each step.
+  std::function<void(TrainObserver*, uint64_t step)> after_step = [](TrainObserver*, uint64_t) {};
+  // Called with what the trainer is made from, while that is there.
+  std::function<void(const TrainerOptions&)> on_create = [](const TrainerOptions&) {};
   absl::Status create_status;
   std::atomic<int> alive{0};     // parts of jobs that exist now
   std::atomic<int> trainers{0};  // created so far
@@ -108,6 +114,16 @@ class FakeTrainer : public Trainer {
       record.set_loss(1.0 / static_cast<double>(step));
       record.set_tokens(10);
       observer->OnStep(record);
+      training_->after_step(observer, step);
+      if (observer->WantsSave() != SaveRequest::kSaveAndStop) continue;
+      observer->OnProgress(step, StepPhase::kBarrier, "saving");
+      if (absl::Status saved = training_->on_save(step); !saved.ok()) return saved;
+      v1::CheckpointRecord checkpoint;
+      checkpoint.set_step(step);
+      checkpoint.set_path("/ckpt/step-" + std::to_string(step));
+      checkpoint.set_complete(true);
+      observer->OnCheckpoint(checkpoint);
+      return absl::CancelledError("saved step " + std::to_string(step));
     }
     return absl::OkStatus();
   }
@@ -141,6 +157,7 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
   };
   backend.make_trainer =
       [training](const TrainerOptions& options) -> absl::StatusOr<std::unique_ptr<Trainer>> {
+    training->on_create(options);
     if (!training->create_status.ok()) return training->create_status;
     absl::StatusOr<Buffer> memory = options.device->Allocate(4096, MemoryKind::kParameters);
     if (!memory.ok()) return memory.status();

@@ -35,6 +35,32 @@ TEST(ReportQueueTest, HoldsTrainingWhileTheCoordinatorIsAwayAndLosesNothing) {
   });
 }
 
+TEST(ReportQueueTest, CheckpointsAndSamplesTravelBehindTheStepsBeforeThem) {
+  FakeCluster cluster;
+  ClusterClient client(cluster.address());
+  Cancellation cancellation;
+  ReportQueue queue(&client, v1::Fence(), &cancellation,
+                    [](const absl::Status& status) { ADD_FAILURE() << status; });
+  v1::CheckpointRecord checkpoint;
+  checkpoint.set_step(2);
+  v1::SampleRecord sample;
+  sample.set_text(std::string(700 << 10, 'x'));  // two do not fit into one message
+  for (uint64_t step = 1; step <= 4; ++step) {
+    queue.Push(Step(step));
+    if (step == 2) queue.Push(checkpoint);
+    sample.set_step(step);
+    queue.Push(sample);
+  }
+  EXPECT_TRUE(queue.Flush(absl::Seconds(30)).ok());
+  cluster.With([](auto& state) {
+    EXPECT_EQ(state.steps.size(), 4u);
+    ASSERT_EQ(state.checkpoints.size(), 1u);
+    EXPECT_EQ(state.checkpoints[0].step(), 2u);
+    ASSERT_EQ(state.samples.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(state.samples[i].step(), i + 1);
+  });
+}
+
 TEST(ReportQueueTest, APushIntoAFullQueueEndsWithTheCancellation) {
   FakeCluster cluster;
   cluster.Stop();

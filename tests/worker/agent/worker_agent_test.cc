@@ -5,9 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "common/hf/config.h"
 #include "common/status_payloads.h"
 #include "tests/common/member/fake_cluster.h"
 #include "tests/common/temp_folder.h"
@@ -60,8 +63,24 @@ class WorkerAgentTest : public testing::Test {
     *message.mutable_assign() = assign;
     cluster_.Send(message);
   }
-  void StopRun(const std::string& run, const std::string& reason) {
+  // A job that saves.
+  v1::Assign SavingJob(const std::string& run) const {
+    v1::Assign assign = Job(run);
+    assign.mutable_spec()->mutable_checkpoint()->set_dir("/ckpt");
+    return assign;
+  }
+  // The trainer trains step after step, for as long as a test may take.
+  void TrainSlowly(v1::Assign* assign) {
+    assign->mutable_spec()->set_steps(1000000);
+    training_.on_step = [this](uint64_t) {
+      std::unique_lock<std::mutex> lock(training_.mutex);
+      training_.changed.wait_for(lock, std::chrono::milliseconds(1));
+      return training_.aborted.empty() ? absl::OkStatus() : absl::AbortedError(training_.aborted);
+    };
+  }
+  void StopRun(const std::string& run, const std::string& reason, bool save = false) {
     v1::CoordinatorMessage message;
+    message.mutable_stop()->set_save(save);
     message.mutable_stop()->set_run_id(run);
     message.mutable_stop()->set_generation(1);
     message.mutable_stop()->set_reason(reason);
@@ -225,7 +244,7 @@ TEST_F(WorkerAgentTest, MissingDataFailsTheJobWithOneMessage) {
 }
 
 TEST_F(WorkerAgentTest, RanksThatSeeDifferentDataDoNotTrain) {
-  cluster_.With([](auto& state) { state.keys["data/tokens"] = "1000"; });
+  cluster_.With([](auto& state) { state.keys["data.train/tokens"] = "1000"; });
   Assign(Job("a-1", 1, 2));
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
@@ -348,7 +367,187 @@ TEST_F(WorkerAgentTest, GoingOnInTheMiddleIsRefusedWithoutACheckpoint) {
   v1::Assign job = Job("a-1");
   job.set_first_step(5);
   Assign(job);
-  EXPECT_THAT(AwaitEnd().message(), HasSubstr("go on at step 5"));
+  EXPECT_THAT(AwaitEnd().message(), HasSubstr("go on at step 5 from no checkpoint"));
+}
+
+TEST_F(WorkerAgentTest, TheTrainerLearnsWhereToGoOnFrom) {
+  std::string seen;
+  training_.on_create = [&](const TrainerOptions& options) {
+    seen = absl::StrCat(options.resume_from, " ", options.weights_only, " ", options.first_step,
+                        " ", options.job, " ", options.run_id);
+  };
+  v1::Assign job = Job("a-2");
+  job.set_first_step(5);
+  job.mutable_resume()->set_checkpoint("/ckpt/step-00000004");
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd().completed());
+  EXPECT_EQ(seen, "/ckpt/step-00000004 0 5 a a-2");
+  cluster_.With([](auto& state) { EXPECT_EQ(state.steps.front().step(), 5u); });
+}
+
+TEST_F(WorkerAgentTest, TheTrainerGetsTheValidationSetAndTheTokenizer) {
+  std::ofstream(folder_ / "held_out") << "text to measure on";  // 18 bytes
+  int64_t eval_tokens = 0, vocab = 0;
+  training_.on_create = [&](const TrainerOptions& options) {
+    if (options.eval_data != nullptr) eval_tokens = options.eval_data->token_count();
+    if (options.tokenizer != nullptr) vocab = options.tokenizer->vocab_size();
+  };
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_eval()->add_data(folder_ / "held_out");
+  job.mutable_spec()->mutable_sample()->add_prompts("Once");
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  EXPECT_EQ(eval_tokens, 18);
+  EXPECT_EQ(vocab, 256);
+}
+
+TEST_F(WorkerAgentTest, AMissingValidationSetIsNamed) {
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_eval()->add_data(folder_ / "none");
+  Assign(job);
+  EXPECT_THAT(AwaitEnd().message(), AllOf(HasSubstr("eval.data: "), HasSubstr(folder_ / "none")));
+}
+
+TEST_F(WorkerAgentTest, RanksThatSeeDifferentValidationSetsDoNotTrain) {
+  std::ofstream(folder_ / "held_out") << "text to measure on";
+  cluster_.With([](auto& state) {
+    state.keys["data.train/tokens"] = "21";
+    state.keys["eval.data/tokens"] = "19";
+  });
+  v1::Assign job = Job("a-1", 1, 2);
+  job.mutable_spec()->mutable_eval()->add_data(folder_ / "held_out");
+  Assign(job);
+  EXPECT_THAT(AwaitEnd().message(), HasSubstr("sees 18 tokens in eval.data, rank 0 sees 19"));
+}
+
+TEST_F(WorkerAgentTest, CheckpointsAndSamplesAreReported) {
+  training_.after_step = [](TrainObserver* observer, uint64_t step) {
+    if (step != 5) return;
+    v1::CheckpointRecord checkpoint;
+    checkpoint.set_step(5);
+    checkpoint.set_complete(true);
+    observer->OnCheckpoint(checkpoint);
+    v1::SampleRecord sample;
+    sample.set_step(5);
+    sample.set_text("caf\xc3\xa9 \xff!");  // a byte that is no character
+    observer->OnSample(sample);
+  };
+  Assign(Job("a-1"));
+  EXPECT_TRUE(AwaitEnd().completed());
+  cluster_.With([](auto& state) {
+    ASSERT_EQ(state.checkpoints.size(), 1u);
+    EXPECT_EQ(state.checkpoints[0].step(), 5u);
+    ASSERT_EQ(state.samples.size(), 1u);
+    EXPECT_EQ(state.samples[0].text(), "caf\xc3\xa9 \xef\xbf\xbd!");
+  });
+}
+
+TEST_F(WorkerAgentTest, AStopThatSavesEndsAfterTheCheckpointAndReportsItFirst) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.steps.size() >= 3; }));
+  training_.on_save = [this](uint64_t) {
+    // While it saves, heartbeats say so.
+    EXPECT_TRUE(cluster_.Await(
+        [](const auto& state) { return state.heartbeats.back().progress().phase() == "saving"; }));
+    return absl::OkStatus();
+  };
+  StopRun("a-1", "writing a checkpoint before it is cancelled", /*save=*/true);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_FALSE(end.has_blamed_rank());
+  cluster_.With([&](auto& state) {
+    ASSERT_EQ(state.checkpoints.size(), 1u);
+    const uint64_t step = state.checkpoints[0].step();
+    EXPECT_EQ(end.message(), absl::StrCat("saved step ", step));
+    EXPECT_EQ(state.steps.back().step(), step);
+    EXPECT_EQ(state.barriers.count("saved"), 1u);
+  });
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, APlainStopEndsASaveThatHangs) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  training_.on_save = [this](uint64_t) { return training_.WaitForAbort(); };
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  StopRun("a-1", "writing a checkpoint before it is cancelled", /*save=*/true);
+  ASSERT_TRUE(cluster_.Await(
+      [](const auto& state) { return state.heartbeats.back().progress().phase() == "saving"; }));
+  StopRun("a-1", "cancelled by a client");
+  EXPECT_EQ(AwaitEnd().message(), "cancelled by a client");
+  EXPECT_TRUE(AwaitIdle());
+}
+
+TEST_F(WorkerAgentTest, AWorkerThatIsToldToLeaveSavesAndBlamesItself) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30), absl::Seconds(30)));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  ASSERT_TRUE(end.has_blamed_rank());
+  EXPECT_EQ(end.blamed_rank(), 0u);
+  cluster_.With([&](auto& state) {
+    ASSERT_EQ(state.checkpoints.size(), 1u);
+    EXPECT_EQ(end.message(),
+              absl::StrCat("told to leave (SIGTERM); saved step ", state.checkpoints[0].step()));
+  });
+}
+
+TEST_F(WorkerAgentTest, ASaveThatTakesLongerThanTheGraceIsLeftAndSaid) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  training_.on_save = [this](uint64_t) { return training_.WaitForAbort(); };
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  EXPECT_TRUE(
+      agent_->Shutdown("told to leave (SIGTERM)", absl::Milliseconds(50), absl::Seconds(30)));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.message(), "told to leave (SIGTERM); no checkpoint was complete within 50ms");
+  EXPECT_EQ(end.blamed_rank(), 0u);
+}
+
+TEST_F(WorkerAgentTest, AJobThatStillLoadsIsStoppedAtOnceWhenTheWorkerLeaves) {
+  cluster_.With([](auto& state) { state.world = 2; });  // the other never comes
+  v1::Assign job = SavingJob("a-1");
+  job.set_world_size(2);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.barriers.count("start") > 0; }));
+  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Hours(1), absl::Seconds(30)));
+  EXPECT_EQ(AwaitEnd().message(), "told to leave (SIGTERM)");
+}
+
+TEST_F(WorkerAgentTest, AHostWhoseModelFolderSaysSomethingElseIsRefused) {
+  const std::string model = folder_ / "model";
+  std::filesystem::create_directory(model);
+  const auto write_config = [&](int layers) {
+    std::ofstream(model + "/config.json")
+        << R"({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256,
+               "activation_function": "gelu_new", "n_layer": )"
+        << layers << "}";
+  };
+  write_config(2);
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_model()->set_init_from(model);
+  const auto resolved = ResolveInitFrom(job.mutable_spec());  // as the client does
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  ASSERT_EQ(job.spec().model().layers(), 2u);
+  Assign(job);
+  const v1::ReportEndRequest same = AwaitEnd();
+  EXPECT_TRUE(same.completed()) << same.message();
+  ASSERT_TRUE(AwaitIdle());
+  write_config(3);
+  job.set_run_id("a-2");
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd(2);
+  EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
+  EXPECT_THAT(end.message(), AllOf(HasSubstr("host-a"), HasSubstr(model), HasSubstr("layers")));
 }
 
 TEST_F(WorkerAgentTest, DataThatChangesUnderTheJobFailsIt) {
@@ -375,9 +574,13 @@ TEST_F(WorkerAgentTest, LeavingEndsTheJobAndSaysSo) {
   training_.on_step = [this](uint64_t) { return training_.WaitForAbort(); };
   Assign(Job("a-1"));
   ASSERT_TRUE(AwaitStep(1));
-  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30)));
+  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30), absl::Seconds(30)));
   agent_->session()->Leave("told to leave (SIGTERM)", absl::Seconds(30));
-  EXPECT_EQ(AwaitEnd().message(), "told to leave (SIGTERM)");
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.message(), "told to leave (SIGTERM)");
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  ASSERT_TRUE(end.has_blamed_rank());  // itself: it is the cause
+  EXPECT_EQ(end.blamed_rank(), 0u);
   cluster_.With([](auto& state) { EXPECT_EQ(state.goodbyes.size(), 1u); });
   EXPECT_EQ(training_.alive, 0);
 }

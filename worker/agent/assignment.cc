@@ -1,0 +1,58 @@
+#include "worker/agent/assignment.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/hf/config.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+
+namespace zeroshard {
+
+absl::Status CheckAssignment(const v1::Assign& assign) {
+  if (assign.world_size() == 0 || assign.rank() >= assign.world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("assigned rank ", assign.rank(), " of ", assign.world_size(), " ranks"));
+  }
+  const v1::Resume& resume = assign.resume();
+  const bool from_state = !resume.checkpoint().empty() && !resume.weights_only();
+  if (from_state != (assign.first_step() > 1) || assign.first_step() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("asked to go on at step ", assign.first_step(), " from ",
+                     resume.checkpoint().empty() ? "no checkpoint" : resume.checkpoint(),
+                     resume.weights_only() ? ", of which only the weights are taken" : "",
+                     "; wanted step 1 without the state of a checkpoint, and a later one with it"));
+  }
+  const v1::TimeoutSpec& timeouts = assign.spec().timeouts();
+  if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
+      timeouts.collective_seconds() == 0) {
+    return absl::InvalidArgumentError("the assigned specification has no timeouts");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckInitFrom(const v1::Assign& assign, const std::string& host) {
+  const v1::ModelSpec& model = assign.spec().model();
+  if (model.init_from().empty() || !assign.resume().checkpoint().empty()) return absl::OkStatus();
+  v1::JobSpec here = assign.spec();
+  const auto refuse = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.init_from: on host ", host, " ", model.init_from(),
+        " is not the model that was submitted; every worker must see the same files: ", why));
+  };
+  const absl::StatusOr<std::vector<std::string>> warnings = ResolveInitFrom(&here);
+  if (absl::IsInvalidArgument(warnings.status())) {
+    return refuse(std::string(warnings.status().message()));
+  }
+  ZS_RETURN_IF_ERROR(warnings.status());
+  const std::vector<std::string> differences = ModelDifferences(here.model(), model);
+  if (!differences.empty()) return refuse(absl::StrJoin(differences, "; "));
+  if (assign.rank() == 0) {
+    for (const std::string& warning : *warnings) LogWarning(warning);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace zeroshard

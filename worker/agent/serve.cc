@@ -1,0 +1,66 @@
+#include "worker/agent/serve.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "common/exit_codes.h"
+#include "common/log.h"
+#include "worker/agent/worker_agent.h"
+
+namespace zeroshard {
+namespace {
+
+// What a job has to end once it is stopped.
+constexpr absl::Duration kStop = absl::Seconds(20);
+
+}  // namespace
+
+void AddWorkerOptions(CLI::App* app, WorkerOptions* options) {
+  options->member.kind = v1::MEMBER_KIND_WORKER;
+  options->member.program = "zeroshard-worker";
+  options->threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  AddMemberOptions(app, &options->member);
+  app->add_option("--device", options->device, "What to compute on.")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app->add_option("--threads", options->threads,
+                  "Threads for computing. With several workers on a host, give each its share.")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option(
+         "--shutdown-grace", options->shutdown_grace_seconds,
+         "Seconds that a job with a checkpoint section has to write a checkpoint when this "
+         "worker is told to leave (SIGTERM, SIGINT). 0: it is stopped at once.")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+}
+
+int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
+  absl::StatusOr<WorkerBackend> backend = MakeBackend(options.device, options.threads);
+  if (!backend.ok()) return ReportFailure(options.member.program, backend.status());
+  auto daemon = MemberDaemon::Start(options.member);
+  if (!daemon.ok()) return ReportFailure(options.member.program, daemon.status());
+  auto metrics = std::make_shared<WorkerMetrics>();
+  (*daemon)->metrics().AddCollectable(metrics);
+
+  MemberSessionOptions session;
+  session.coordinator = options.member.coordinator;
+  session.hello = (*daemon)->MakeHello();
+  session.hello.set_device(options.device);
+  session.hello.set_threads(static_cast<uint32_t>(options.threads));
+  session.hello.set_fingerprint(backend->make_ops()->Fingerprint());
+  WorkerAgent agent(session, &*backend, metrics.get());
+  SetLogSink([lines = agent.session()->log_queue()](LogLevel, const std::string& line) {
+    lines->Add(line);
+  });
+  const absl::Duration grace = absl::Seconds(options.shutdown_grace_seconds);
+  return (*daemon)->ServeUntilSignal(signal, agent.session(), [&](const std::string& reason) {
+    if (agent.Shutdown(reason, grace, kStop)) return;
+    LogError("a job did not stop within ", absl::FormatDuration(kStop), "; ending without it");
+    std::_Exit(kExitFailed);
+  });
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,26 @@
+// The worker's daemon: its options, and its life from the first connection to its goodbye.
+#pragma once
+
+#include <string>
+
+#include "CLI/App.hpp"
+#include "common/member/member_daemon.h"
+#include "common/signals.h"
+
+namespace zeroshard {
+
+struct WorkerOptions {
+  MemberDaemonOptions member;
+  std::string device = "cpu";
+  int threads = 1;
+  double shutdown_grace_seconds = 30;
+};
+
+// Every option of the daemon, into `options`, which outlives `app`. By default a worker computes
+// with all of the host's cores.
+void AddWorkerOptions(CLI::App* app, WorkerOptions* options);
+
+// Serves jobs until a signal; returns the exit code.
+int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal);
+
+}  // namespace zeroshard
