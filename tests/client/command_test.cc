@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/cli.h"
 #include "common/exit_codes.h"
 #include "common/net_address.h"
 #include "common/spec/history_line.h"
@@ -15,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/client/fake_jobs.h"
+#include "tests/client/command_fixture.h"
 
 namespace zeroshard {
 namespace {
@@ -28,60 +27,6 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 using Json = nlohmann::json;
-
-constexpr char kJob[] = R"(name: tiny
-model: {architecture: gpt2, hidden_size: 64, layers: 1, heads: 2, sequence_length: 16, vocab_size: 256}
-data: {train: [text.txt, /abs/b], tokenizer: bytes}
-resources: {workers: 2}
-train_batch_size: 8
-train_micro_batch_size_per_gpu: 2
-steps: 2
-)";
-
-struct Outcome {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-class CommandTest : public testing::Test {
- protected:
-  CommandTest() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / absl::StrCat("command_", test->name(), "_", getpid());
-    fs::create_directories(folder_);
-    job_ = (folder_ / "job.yaml").string();
-    Write(job_, kJob);
-  }
-  ~CommandTest() override { fs::remove_all(folder_); }
-
-  static void Write(const std::string& path, const std::string& text) {
-    std::ofstream(path) << text;
-  }
-
-  Outcome Run(const std::vector<std::string>& args) {
-    std::ostringstream out, err;
-    Environment env;
-    env.out = &out;
-    env.err = &err;
-    env.terminal = terminal_;
-    env.coordinator = fake_.address();
-    env.program = (folder_ / "bin" / "zeroshard").string();
-    const int code = RunClient(args, env);
-    return {code, out.str(), err.str()};
-  }
-
-  // One message of one line (a job's ended line apart), as the user sees it.
-  static void ExpectOneMessage(const Outcome& outcome) {
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
-    EXPECT_THAT(outcome.err, StartsWith("zeroshard: "));
-  }
-
-  FakeJobs fake_;
-  fs::path folder_;
-  std::string job_;
-  bool terminal_ = false;
-};
 
 TEST_F(CommandTest, SubmitSendsTheCompleteJobWithAbsolutePaths) {
   const Outcome outcome = Run({"submit", job_, "--set", "steps=7", "--set", "data.train.2=../c"});

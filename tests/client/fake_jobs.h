@@ -62,6 +62,7 @@ class FakeJobs : public v1::Jobs::Service {
   std::deque<WatchScript> watches;
   grpc::Status submit_error;
   v1::SubmitRequest submitted;
+  v1::CancelRequest cancelled;
   std::vector<v1::WatchRequest> watch_requests;
 
   void AddWatch(const v1::JobStatus& status, const std::vector<v1::StepRecord>& records,
@@ -104,6 +105,7 @@ class FakeJobs : public v1::Jobs::Service {
   }
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest* request,
                       v1::JobStatus* response) override {
+    cancelled = *request;
     grpc::Status status = Find(request->job(), response);
     response->set_state(v1::JOB_STATE_CANCELLED);
     return status;
