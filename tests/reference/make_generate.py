@@ -27,7 +27,9 @@ def continue_prompt(model, prompt):
     count = min(MOST, reference.SEQUENCE - len(prompt))
     answer = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=count, eos_token_id=None,
-        pad_token_id=0, return_dict_in_generate=True, output_logits=True)
+        # Without a mask, tokens equal to pad_token_id would not be attended to.
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long), pad_token_id=0,
+        return_dict_in_generate=True, output_logits=True)
     logits = torch.cat(answer.logits).numpy()
     best = np.sort(logits, axis=-1)
     return answer.sequences[0, len(prompt):].numpy(), logits, (best[:, -1] - best[:, -2]).min()

@@ -17,10 +17,10 @@ enum class StopReason : uint8_t { kEndOfText, kMaxTokens, kPositions };
 const char* NameOf(StopReason reason);  // "end_of_text", "max_tokens", "positions"
 
 struct ContinuationOptions {
-  std::vector<int32_t> prompt;  // at least one token
+  std::vector<int32_t> prompt = {};  // at least one token
   int64_t max_tokens = 128;
-  SamplingOptions sampling;
-  std::set<int32_t> end_of_text;  // any of these ends it, and is not part of it
+  SamplingOptions sampling = {};
+  std::set<int32_t> end_of_text = {};  // any of these ends it, and is not part of it
   // Goes on to max_tokens (or the last position) even behind the end, so that how often the model
   // runs does not depend on its answers: for ranks that run it together. The answer is the same.
   bool run_to_length = false;

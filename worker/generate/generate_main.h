@@ -13,10 +13,10 @@
 namespace zeroshard {
 
 struct GenerateOptions {
-  std::string model, prompt;
-  std::string tokenizer;  // empty: the model's own
+  std::string model = {}, prompt = {};
+  std::string tokenizer = {};  // empty: the model's own
   int64_t max_tokens = 128;
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
   int threads = 1;
   DType dtype = DType::kF32;
   bool json = false;

@@ -1,0 +1,319 @@
+#include "worker/generate/generate_main.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "common/checkpoint/store.h"
+#include "common/hf/export.h"
+#include "common/safetensors/safetensors.h"
+#include "tests/common/temp_folder.h"
+#include "tests/worker/generate/tiny_model.h"
+#include "worker/generate/continuation.h"
+#include "worker/generate/model_files.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Json = nlohmann::json;
+
+// Ids are bytes, except 256, which is the end of a text, and 257 its beginning: the smallest
+// tokenizer.json with a template.
+std::string TokenizerJson() {
+  Json vocab = Json::object();
+  // GPT-2's printable names of bytes: what is printable is itself, the rest follows from U+0100 on.
+  int next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) ||
+                           (byte >= 0xAE && byte <= 0xFF);
+    const int point = printable ? byte : next++;
+    std::string name;
+    if (point < 0x80) {
+      name.push_back(static_cast<char>(point));
+    } else {
+      name.push_back(static_cast<char>(0xC0 | point >> 6));
+      name.push_back(static_cast<char>(0x80 | (point & 0x3F)));
+    }
+    vocab[name] = byte;
+  }
+  const auto special = [](int id, const char* content) {
+    return Json{{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+                {"rstrip", false}, {"normalized", false}, {"special", true}};
+  };
+  const Json json = {
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", {special(255 + 1, "<|endoftext|>")}},
+      {"normalizer", nullptr},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"},
+        {"add_prefix_space", false},
+        {"trim_offsets", true},
+        {"use_regex", true}}},
+      {"post_processor",
+       {{"type", "Sequence"},
+        {"processors",
+         {{{"type", "ByteLevel"},
+           {"add_prefix_space", true},
+           {"trim_offsets", false},
+           {"use_regex", true}},
+          {{"type", "TemplateProcessing"},
+           {"single",
+            {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
+             {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+           {"pair", Json::array()},
+           {"special_tokens",
+            {{"<|endoftext|>",
+              {{"id", "<|endoftext|>"}, {"ids", {256}}, {"tokens", {"<|endoftext|>"}}}}}}}}}}},
+      {"decoder",
+       {{"type", "ByteLevel"},
+        {"add_prefix_space", true},
+        {"trim_offsets", true},
+        {"use_regex", true}}},
+      {"model",
+       {{"type", "BPE"},
+        {"dropout", nullptr},
+        {"unk_token", nullptr},
+        {"continuing_subword_prefix", nullptr},
+        {"end_of_word_suffix", nullptr},
+        {"fuse_unk", false},
+        {"byte_fallback", false},
+        {"vocab", vocab},
+        {"merges", Json::array()}}}};
+  return json.dump();
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// The bytes of a prompt, behind `before`.
+std::vector<int32_t> Ids(const std::string& text, std::vector<int32_t> before = {}) {
+  ByteTokens().Encode(text, &before);
+  return before;
+}
+
+class GenerateTest : public testing::Test {
+ protected:
+  // A Hugging Face folder of the reference model `name`.
+  std::string MakeFolder(const std::string& name) {
+    const Reference reference = *Reference::Load(name);
+    const std::string folder = temp_ / name;
+    HfExportOptions options;
+    options.dtype = DType::kF32;
+    const absl::Status written =
+        ExportHfFolder(reference.spec().model(), ReferenceSource(&reference), folder, options);
+    EXPECT_TRUE(written.ok()) << written;
+    return folder;
+  }
+
+  // A folder of checkpoints with one of the reference model's initial weights.
+  std::string MakeCheckpoints(const std::string& name, const std::string& tokenizer) {
+    const Reference reference = *Reference::Load(name);
+    const std::string dir = temp_ / "checkpoints";
+    CheckpointStoreOptions options;
+    options.dir = dir;
+    options.job = "tiny";
+    options.run_id = "tiny-1";
+    const auto store = CheckpointStore::Open(&FileSystem::Real(), options);
+    EXPECT_TRUE(store.ok()) << store.status();
+    const std::string collect = *(*store)->Begin(30);
+    std::vector<std::vector<float>> values;
+    std::vector<StatePiece> pieces;
+    for (const UnitTable& unit : reference.table().units) {
+      for (const ParameterInfo& tensor : unit.parameters) {
+        values.push_back(*reference.Tensor("initial", tensor.name));
+        pieces.push_back({.kind = StateKind::kMaster,
+                          .tensor = tensor.name,
+                          .shape = tensor.shape,
+                          .begin = 0,
+                          .end = tensor.size,
+                          .values = values.back().data()});
+      }
+    }
+    Manifest manifest;
+    manifest.run_id = "tiny-1";
+    manifest.job = "tiny";
+    manifest.step = 30;
+    manifest.unix_ms = 1;
+    manifest.world_size = 1;
+    manifest.spec = reference.spec();
+    manifest.spec.mutable_data()->set_tokenizer(tokenizer);
+    manifest.files = {*WriteStateFile(&FileSystem::Real(), collect, 0, 1, pieces)};
+    const auto complete = (*store)->Complete(manifest);
+    EXPECT_TRUE(complete.ok()) << complete.status();
+    return dir;
+  }
+
+  // What the program prints in JSON.
+  Json Run(GenerateOptions options) {
+    options.json = true;
+    std::ostringstream out, err;
+    const absl::Status status = Generate(options, &out, &err);
+    EXPECT_TRUE(status.ok()) << status;
+    err_ = err.str();
+    return Json::parse(out.str(), nullptr, false);
+  }
+  std::string Refused(const GenerateOptions& options) {
+    std::ostringstream out, err;
+    const absl::Status status = Generate(options, &out, &err);
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  }
+
+  TempFolder temp_;
+  std::string err_;
+};
+
+// The answer itself is transformers' (generator_test.cc); here it must come through the files.
+std::vector<int32_t> Greedy(const std::string& name, const std::vector<int32_t>& prompt,
+                            int64_t max_tokens, const std::set<int32_t>& ends = {}) {
+  TinyModel tiny(name);
+  return Continue({.prompt = prompt, .max_tokens = max_tokens, .end_of_text = ends},
+                  tiny.generator.get(), tiny.parameters.get())
+      ->tokens;
+}
+
+TEST_F(GenerateTest, AHuggingFaceFolderAnswersAsItsModel) {
+  for (const char* name : {"gpt2", "llama"}) {
+    const Json json =
+        Run({.model = MakeFolder(name), .prompt = "Hello", .tokenizer = "bytes", .max_tokens = 12});
+    EXPECT_EQ(json["prompt_tokens"].get<std::vector<int32_t>>(), Ids("Hello"));
+    EXPECT_EQ(json["tokens"].get<std::vector<int32_t>>(), Greedy(name, Ids("Hello"), 12));
+    EXPECT_EQ(json["stop"], "max_tokens");
+    EXPECT_EQ(json["prompt"], "Hello");
+    EXPECT_GT(json["seconds"], 0);
+  }
+}
+
+TEST_F(GenerateTest, ACheckpointAnswersAsItsModelWithTheTokenizerItWasTrainedWith) {
+  const std::string dir = MakeCheckpoints("llama", "bytes");
+  const std::vector<int32_t> wanted = Greedy("llama", Ids("a b"), 9);
+  for (const std::string& path : {dir, dir + "/step-00000030"}) {
+    const Json json = Run({.model = path, .prompt = "a b", .max_tokens = 9});
+    EXPECT_EQ(json["tokens"].get<std::vector<int32_t>>(), wanted);
+    EXPECT_EQ(json["model"], dir + "/step-00000030");
+  }
+}
+
+TEST_F(GenerateTest, TextIsThePromptAndWhatFollows) {
+  const GenerateOptions options{
+      .model = MakeFolder("gpt2"), .prompt = "Hello", .tokenizer = "bytes", .max_tokens = 12};
+  std::ostringstream out, err;
+  ASSERT_TRUE(Generate(options, &out, &err).ok());
+  EXPECT_EQ(out.str(), "Hello" + Run(options)["text"].get<std::string>() + "\n");
+  EXPECT_THAT(err.str(), HasSubstr("12 tokens after 5"));
+}
+
+TEST_F(GenerateTest, TheFoldersTokenizerBeginsAndEndsTexts) {
+  const std::string folder = MakeFolder("gpt2");
+  Write(folder + "/tokenizer.json", TokenizerJson());
+  const std::vector<int32_t> prompt = Ids("Hi", {256});
+  const std::vector<int32_t> endless = Greedy("gpt2", prompt, 20);
+  // The model's own end, which generation_config.json names, is the third token of the answer.
+  Write(folder + "/generation_config.json", Json{{"eos_token_id", {endless[2], 256}}}.dump());
+  const Json json = Run({.model = folder, .prompt = "Hi", .max_tokens = 20});
+  EXPECT_EQ(json["prompt_tokens"].get<std::vector<int32_t>>(), prompt);
+  EXPECT_EQ(json["tokens"].get<std::vector<int32_t>>(),
+            Greedy("gpt2", prompt, 20, {endless[2], 256}));
+  EXPECT_EQ(json["stop"], "end_of_text");
+  // A template that begins a text makes an empty prompt one.
+  EXPECT_EQ(Run({.model = folder, .max_tokens = 1})["prompt_tokens"], Json({256}));
+}
+
+TEST_F(GenerateTest, SamplingAndBf16AreHonoured) {
+  GenerateOptions options{.model = MakeFolder("gpt2"),
+                          .prompt = "Hello",
+                          .tokenizer = "bytes",
+                          .max_tokens = 30,
+                          .sampling = {.temperature = 3, .seed = 1}};
+  const Json first = Run(options);
+  EXPECT_EQ(Run(options)["tokens"], first["tokens"]);
+  options.sampling.seed = 2;
+  EXPECT_NE(Run(options)["tokens"], first["tokens"]);
+  options.sampling = {};
+  options.dtype = DType::kBF16;
+  TinyModel tiny("gpt2", DType::kBF16);
+  EXPECT_EQ(Run(options)["tokens"].get<std::vector<int32_t>>(),
+            Continue({.prompt = Ids("Hello"), .max_tokens = 30}, tiny.generator.get(),
+                     tiny.parameters.get())
+                ->tokens);
+}
+
+TEST_F(GenerateTest, SaysWhatIsMissingAndWhatToDo) {
+  EXPECT_THAT(Refused({.model = "/no/such", .prompt = "x"}),
+              AllOf(HasSubstr("/no/such"), HasSubstr("Hugging Face")));
+  EXPECT_THAT(Refused({.model = temp_.path(), .prompt = "x"}), HasSubstr(temp_.path()));
+  const std::string folder = MakeFolder("gpt2");
+  EXPECT_THAT(Refused({.model = folder, .prompt = "x"}), HasSubstr("--tokenizer"));
+  EXPECT_THAT(Refused({.model = folder, .prompt = "", .tokenizer = "bytes"}), HasSubstr("empty"));
+  EXPECT_THAT(Refused({.model = folder, .prompt = std::string(145, 'x'), .tokenizer = "bytes"}),
+              AllOf(HasSubstr("145 tokens"), HasSubstr("144 positions")));
+  EXPECT_THAT(Refused({.model = MakeCheckpoints("llama", "tokens"), .prompt = "x"}),
+              HasSubstr("--tokenizer"));
+  Write(folder + "/generation_config.json", R"({"eos_token_id": 9999})");
+  EXPECT_THAT(Refused({.model = folder, .prompt = "x", .tokenizer = "bytes"}),
+              AllOf(HasSubstr("eos_token_id is 9999"), HasSubstr("257")));
+}
+
+TEST_F(GenerateTest, ACorruptCheckpointIsRefused) {
+  const std::string dir = MakeCheckpoints("llama", "bytes");
+  const std::string path = dir + "/step-00000030/state-00000-of-00001.safetensors";
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-5, std::ios::end);
+  file.put(0x7B);
+  file.close();
+  EXPECT_THAT(Refused({.model = dir, .prompt = "x"}), HasSubstr(path));
+}
+
+TEST_F(GenerateTest, OutputThatCannotBeWrittenIsAnError) {
+  std::ofstream full("/dev/full");
+  std::ostringstream err;
+  EXPECT_EQ(
+      Generate({.model = MakeFolder("gpt2"), .prompt = "x", .tokenizer = "bytes"}, &full, &err)
+          .code(),
+      absl::StatusCode::kAborted);
+}
+
+TEST(PrefixOfTest, IsWhatATemplatePutsBeforeASingleText) {
+  const ByteTokens tokenizer;
+  const auto prefix = [&](const char* json) { return *PrefixOf(json, tokenizer, "t.json"); };
+  EXPECT_THAT(prefix("{}"), IsEmpty());
+  EXPECT_THAT(prefix(R"({"post_processor": null})"), IsEmpty());
+  EXPECT_THAT(prefix(R"({"post_processor": {"type": "ByteLevel"}})"), IsEmpty());
+  EXPECT_THAT(prefix(R"({"post_processor": {"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}},
+      {"SpecialToken": {"id": "<|endoftext|>"}}]}})"),
+              ElementsAre(257));
+  EXPECT_THAT(prefix(R"({"post_processor": {"type": "Sequence", "processors": [
+      {"type": "ByteLevel"}, {"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<|endoftext|>"}}, {"SpecialToken": {"id": "<s>"}},
+      {"Sequence": {"id": "A"}}]}]}})"),
+              ElementsAre(256, 257));
+  const auto missing = PrefixOf(R"({"post_processor": {"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<nope>"}}]}})",
+                                tokenizer, "t.json");
+  EXPECT_THAT(std::string(missing.status().message()),
+              AllOf(HasSubstr("t.json"), HasSubstr("<nope>")));
+  for (const char* odd : {"[1]", "nonsense", "", "{\"post_processor\": 3"}) {
+    EXPECT_EQ(PrefixOf(odd, tokenizer, "t.json").status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  for (const char* harmless :
+       {R"({"post_processor": 3})", R"({"post_processor": {"type": "Sequence", "processors": 3}})",
+        R"({"post_processor": {"type": "TemplateProcessing", "single": 3}})",
+        R"({"post_processor": {"type": "TemplateProcessing", "single":
+                                  [3, {"SpecialToken": 3}]}})"}) {
+    EXPECT_THAT(prefix(harmless), IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
