@@ -155,6 +155,9 @@ absl::StatusOr<TokenRun> OpenText(const v1::DataSpec& spec, int64_t vocab_size,
       AppendBytes(input.path, std::move(bytes), spec, &run);
       continue;
     }
+    if (format == TextFormat::kText) {  // a copy is made of it
+      ZS_RETURN_IF_ERROR(tokens.CheckRoom(static_cast<int64_t>(bytes.bytes().size())));
+    }
     ZS_RETURN_IF_ERROR(
         ForEachDocument(input.path, AsText(bytes.bytes()), format,
                         [&](Document&& document) { return tokens.Add(std::move(document)); }));

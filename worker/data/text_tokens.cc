@@ -28,15 +28,18 @@ TextTokens::TextTokens(const Options& options, TokenRun* run)
               ? 2
               : 4) {}
 
+absl::Status TextTokens::CheckRoom(int64_t bytes) const {
+  if (bytes <= options_.limit - text_bytes_) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat(
+      "more than ", options_.limit,
+      " bytes of text to turn into tokens before training, on every rank; run `zeroshard tokenize` "
+      "once and train on its output with data.tokenizer: tokens"));
+}
+
 absl::Status TextTokens::Add(Document&& document) {
-  text_bytes_ += static_cast<int64_t>(document.prompt.size() + document.text.size());
-  if (text_bytes_ > options_.limit) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "more than ", options_.limit,
-        " bytes of text to turn into tokens before training, on "
-        "every rank; run `zeroshard tokenize` once and train on its output with data.tokenizer: "
-        "tokens"));
-  }
+  const auto bytes = static_cast<int64_t>(document.prompt.size() + document.text.size());
+  ZS_RETURN_IF_ERROR(CheckRoom(bytes));
+  text_bytes_ += bytes;
   if (document.prompt.empty() && document.text.empty()) return absl::OkStatus();
   documents_.push_back(std::move(document));
   const Document& kept = documents_.back();

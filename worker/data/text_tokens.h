@@ -29,8 +29,10 @@ class TextTokens {
   };
 
   TextTokens(const Options& options, TokenRun* run);
-  // An empty document adds nothing. OUT_OF_RANGE: more text than the limit. INTERNAL: a tokenizer
-  // failed or gave an id that is not below its vocab_size().
+  // Whether `bytes` more of text would still be within the limit; OUT_OF_RANGE if not.
+  absl::Status CheckRoom(int64_t bytes) const;
+  // An empty document adds nothing. OUT_OF_RANGE: more text than the limit. RESOURCE_EXHAUSTED: no
+  // memory. INTERNAL: the tokenizer gave an id that is not below its vocab_size().
   absl::Status Add(Document&& document);
   // What was added is in the run only after this.
   absl::Status Finish();

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "tests/worker/data/data_folder.h"
 #include "worker/data/dataset.h"
@@ -214,6 +216,15 @@ TEST(DocumentsTest, ATokenizersFileIsReadFromItsFolder) {
   EXPECT_THAT(RunOf(spec, {}), ElementsAre(2, 1, 0, 3));
 }
 
+TEST(DocumentsTest, ATextBeyondTheLimitIsRefusedBeforeItIsRead) {
+  DataFolder folder;
+  const std::string path = folder.Write("a.txt", "x");
+  std::filesystem::resize_file(path, (int64_t{2} << 30) + 1);  // takes no room on the disk
+  const auto data = TokenDataset::Open(Spec({path}, "./pairs"), 1, 300, Pairs());
+  EXPECT_EQ(data.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(data.status().message(), HasSubstr("2147483648 bytes"));
+}
+
 // Masks between documents.
 TEST(DocumentsTest, FilesAndLinesThatAreReadHereAreMaskedFromEachOther) {
   DataFolder folder;
@@ -289,6 +300,32 @@ TEST(DocumentsTest, OfMegatronsFilesTheIndexSaysWhereDocumentsBegin) {
     ASSERT_TRUE(data.ok()) << data.status();
     ExpectMaskedSamples(**data, sequence, run);
   }
+}
+
+TEST(DocumentsTest, AnIndexWrittenToDuringTheJobIsNoticedInsteadOfFollowed) {
+  DataFolder folder;
+  constexpr int64_t kCount = 100000;  // an index beyond the mapping threshold
+  std::vector<int64_t> documents(kCount + 1);
+  std::iota(documents.begin(), documents.end(), 0);
+  const std::string index =
+      folder.Write("m.idx", MegatronIndexFile(8, 2, std::vector<int32_t>(kCount, 1), documents));
+  v1::DataSpec spec =
+      Spec({folder.Write("m.bin", Raw(std::vector<uint16_t>(kCount, 7)))}, "tokens");
+  spec.mutable_packing()->set_mask_documents(true);
+  const auto data = TokenDataset::Open(spec, 4, 300);
+  ASSERT_TRUE(data.ok()) << data.status();
+  std::vector<int32_t> starts(4);
+  (*data)->DocumentStarts(1, absl::MakeSpan(starts));
+  EXPECT_THAT(starts, ElementsAre(0, 1, 2, 3));
+  {
+    std::fstream writer(index, std::ios::in | std::ios::out | std::ios::binary);
+    writer.seekp(34 + 12 * kCount);
+    for (int64_t i = 0; i <= kCount; ++i) writer << Raw<int64_t>({kCount + 1});
+  }
+  (*data)->DocumentStarts(1, absl::MakeSpan(starts));
+  EXPECT_THAT(starts, Each(0));
+  EXPECT_EQ((*data)->status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT((*data)->status().message(), HasSubstr(index));
 }
 
 TEST(DocumentsTest, MasksThatNothingTellsTheBoundariesForAreRefusedWithWhatToWrite) {
