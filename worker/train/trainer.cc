@@ -20,6 +20,7 @@
 #include "worker/train/evaluator.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/restore.h"
+#include "worker/train/samples.h"
 #include "worker/train/step_stats.h"
 
 namespace zeroshard {
@@ -103,6 +104,7 @@ class TrainerImpl : public Trainer {
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
                                                policy_.options.micro_batch, options_.comm);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
+    ZS_RETURN_IF_ERROR(MakeSampleWriter());
     return MakeCheckpointer(initial.resumed_from());
   }
 
@@ -132,6 +134,8 @@ class TrainerImpl : public Trainer {
       clock.Enter(StepPhase::kBarrier);
       ZS_RETURN_IF_ERROR(SaveIfDue(step, request, observer, stop));
       if (request == SaveRequest::kSaveAndStop && step < last) return Leave(step, observer, stop);
+      if (samples_ != nullptr && IsDue(options_.spec.sample().interval_steps(), step))
+        ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, &clock));
     }
     // Also of a run that had nothing left to train.
     if (checkpointer_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
@@ -164,6 +168,16 @@ class TrainerImpl : public Trainer {
       return absl::InvalidArgumentError("the job has eval.data, but no evaluation set was opened");
     ZS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(options_.spec, options_.eval_data,
                                                       engine_.get(), runner_.get(), options_.comm));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeSampleWriter() {
+    if (options_.spec.sample().prompts_size() == 0) return absl::OkStatus();
+    if (options_.tokenizer == nullptr)
+      return absl::InvalidArgumentError("the job has sample.prompts, but no tokenizer was loaded");
+    ZS_ASSIGN_OR_RETURN(
+        samples_, SampleWriter::Create(options_.spec, options_.tokenizer, &model_, engine_.get(),
+                                       options_.device, options_.ops));
     return absl::OkStatus();
   }
 
@@ -283,6 +297,17 @@ class TrainerImpl : public Trainer {
           observer->OnProgress(step, phase, unit);
         },
         stop);
+  }
+
+  absl::Status WriteSamples(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop,
+                            PhaseClock* clock) {
+    const auto progress = [&](StepPhase phase, const std::string& unit) {
+      clock->Enter(phase);
+      observer->OnProgress(step, phase, unit);
+    };
+    return samples_->Run(step, progress, stop, [&](const v1::SampleRecord& record) {
+      if (IsRankZero()) observer->OnSample(record);
+    });
   }
 
   // What this rank says about waiting and saving.
@@ -461,6 +486,7 @@ class TrainerImpl : public Trainer {
   std::unique_ptr<StepExchange> exchange_;
   std::unique_ptr<BatchBuffers> buffers_;
   std::unique_ptr<Evaluator> evaluator_;
+  std::unique_ptr<SampleWriter> samples_;
   std::unique_ptr<Checkpointer> checkpointer_;
   TrainCounters counters_;
 };
