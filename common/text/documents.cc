@@ -48,6 +48,7 @@ absl::StatusOr<Document> ParseLine(const std::string& path, int64_t line, absl::
   const bool prompt = json.contains("prompt");
   const bool completion = json.contains("completion");
   Document document;
+  document.line = line;
   if (json.contains("text")) {
     if (prompt || completion) {
       return LineError(path, line, "has both text and prompt or completion");
@@ -109,7 +110,7 @@ absl::Status ForEachDocument(const std::string& path, absl::string_view bytes, T
                              const std::function<absl::Status(Document&&)>& each) {
   bytes = WithoutByteOrderMark(bytes);
   if (format == TextFormat::kJsonLines) return ForEachJsonLine(path, bytes, 1, each);
-  return each(Document{"", std::string(bytes)});
+  return each(Document{"", std::string(bytes), 0});
 }
 
 }  // namespace zeroshard

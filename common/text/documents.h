@@ -19,6 +19,7 @@ enum class TextFormat { kText, kJsonLines };
 struct Document {
   std::string prompt;  // empty unless the line has one
   std::string text;    // or the completion
+  int64_t line = 0;    // of the file, from 1; 0: not of a line
 };
 
 // By the name's end (.jsonl, .ndjson: JSON lines) where `format` is "auto" or empty; text | jsonl
