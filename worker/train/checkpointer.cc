@@ -169,13 +169,14 @@ void Checkpointer::MakePieces() {
   }
 }
 
-void Checkpointer::Copy() {
+void Checkpointer::Copy(bool kept) {
   for (int kind = 0; kind < kStateKinds; ++kind) {
     float* at = memory_[kind].as<float>();
     for (const OwnedRange& range : ranges_) {
       if (kind != 0 && !range.trained) continue;
-      options_.engine->CopyState(static_cast<StateKind>(kind), range.unit, range.begin, range.end,
-                                 at);
+      if (range.keeps_master == kept)
+        options_.engine->CopyState(static_cast<StateKind>(kind), range.unit, range.begin, range.end,
+                                   at);
       at += range.size();
     }
   }
@@ -205,7 +206,11 @@ void Checkpointer::Start(uint64_t step, uint64_t next_sample, absl::Duration wai
   next_sample_ = next_sample;
   waited_ = waited;
   started_ = absl::Now();
-  Copy();
+  Copy(false);
+  copied_ = thread_->Enqueue([this] {
+    Copy(true);
+    return absl::OkStatus();
+  });
   pause_ = absl::Now() - started_;
   phase_ = SaveState::kCollecting;
   written_ = completed_ = Event();
@@ -218,6 +223,13 @@ void Checkpointer::Start(uint64_t step, uint64_t next_sample, absl::Duration wai
     begun_ = true;
     return WriteOwn();
   });
+}
+
+void Checkpointer::WaitForCopy() {
+  if (copied_.Done()) return;
+  const absl::Time start = absl::Now();
+  copied_.Wait().IgnoreError();
+  pause_ += absl::Now() - start;  // the thread reads it once every part is written
 }
 
 absl::Status Checkpointer::WriteOwn() {

@@ -1,7 +1,8 @@
-// Saves checkpoints off the training path. At the end of a step each rank copies what it owns of
-// the state into memory that is set aside for it; that copy is all that training waits for. A
-// thread then computes digests and writes the rank's file, while the ranks tell each other in the
-// exchange that ends every step how far they are:
+// Saves checkpoints off the training path. After a step each rank's thread copies what the rank
+// owns of the state into memory that is set aside for it. Nothing changes that state before the
+// next optimizer step, so the next forward and backward run meanwhile, and training waits for what
+// is left of the copy then. The thread goes on to compute digests and to write the rank's file,
+// while the ranks tell each other in the exchange that ends every step how far they are:
 //
 //   rank 0                          the others                      what the flags say
 //   makes the folder                wait                            kCollecting
@@ -64,9 +65,12 @@ class Checkpointer {
   // Grows with what this rank's thread gets done.
   uint64_t progress() const { return progress_; }
 
-  // Copies the state after `step`; every rank must be idle. `next_sample`: the run's position of
-  // the next step's first sample. `waited`: how long training waited for the save before.
+  // Begins to copy the state after `step`; every rank must be idle. `next_sample`: the run's
+  // position of the next step's first sample. `waited`: how long training waited for the save
+  // before.
   void Start(uint64_t step, uint64_t next_sample, absl::Duration waited);
+  // Before the state changes: waits for the copy, which waits for nothing but memory.
+  void WaitForCopy();
 
   // Collective after each exchange of flags (the same on every rank): begins to write, gathers the
   // reports when every part is done. The error of a collective; never that of a save.
@@ -87,7 +91,8 @@ class Checkpointer {
   absl::Status Open();
   absl::Status Allocate();
   void MakePieces();
-  void Copy();
+  // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
+  void Copy(bool kept);
   absl::Status WriteOwn();
   void FillReport(Report* report) const;
   // Rank 0's thread.
@@ -110,7 +115,7 @@ class Checkpointer {
   absl::Time started_;
   absl::Duration waited_, pause_;
   SaveState phase_ = SaveState::kIdle;  // where nothing is known of the thread
-  Event written_, completed_;
+  Event copied_, written_, completed_;
   std::atomic<bool> begun_{false};
   CheckpointFile file_;
   WeightDigest digests_[kStateKinds];

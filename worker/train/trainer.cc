@@ -267,6 +267,10 @@ class TrainerImpl : public Trainer {
         exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
     if (!totals.ok()) return totals;
     ZS_RETURN_IF_ERROR(AdvanceSave(observer));
+    if (checkpointer_ != nullptr) {
+      progress(StepPhase::kBarrier, "copying the state to be saved");
+      checkpointer_->WaitForCopy();
+    }
     progress(StepPhase::kOptimizer, "");
     ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));
     progress(StepPhase::kBarrier, "");

@@ -245,7 +245,8 @@ std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
     ranges.push_back({.unit = static_cast<int>(u),
                       .begin = units_[u].own_begin,
                       .end = units_[u].own_end,
-                      .trained = units_[u].trained});
+                      .trained = units_[u].trained,
+                      .keeps_master = units_[u].KeepsMaster()});
   }
   return ranges;
 }

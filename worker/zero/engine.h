@@ -41,6 +41,7 @@ struct OwnedRange {
   int unit = 0;
   int64_t begin = 0, end = 0;  // elements of the flat vector, multiples of 64
   bool trained = true;         // there are moments
+  bool keeps_master = true;    // fp32 values are kept; else they are made from 16-bit ones
   int64_t size() const { return end - begin; }
 };
 
@@ -99,7 +100,8 @@ class ZeroEngine {
   // What this rank writes into checkpoints, between steps.
   std::vector<OwnedRange> OwnedRanges() const;
   // The fp32 values of one kind of an owned range, or of a part of it. A moment exists only where
-  // the range is trained.
+  // the range is trained. Where fp32 values are kept another thread may call it until the next
+  // Update: it only copies memory.
   void CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
 
   // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first

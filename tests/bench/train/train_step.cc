@@ -1,6 +1,7 @@
 // Seconds a training step of GPT-2 with 124 M parameters takes, at each ZeRO stage, with ranks as
 // processes of this machine, beside the machine's own matrix-product peak measured by the same
-// processes in the same run. `train_step --help` says what can be chosen.
+// processes in the same run; with --checkpoint also what saving costs. `train_step --help` says
+// what can be chosen.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,6 +37,8 @@ struct Options {
   int steps = 8;
   int micro_batch = 1;
   bool fp32 = false;
+  std::string checkpoint;  // folder; empty: none are written
+  int interval = 4;        // steps between two
   std::vector<std::string> set;
 };
 
@@ -51,6 +54,10 @@ struct Measured {
   double bytes_sent = 0;  // of a step
   double state_bytes = 0;
   double peak_rss = 0;
+  // Of checkpoints, on rank 0: means over those that were complete.
+  int checkpoints = 0;
+  double pause_seconds = 0, save_seconds = 0, checkpoint_bytes = 0;
+  double saving_step_seconds = 0;  // of the steps right after one began
 };
 
 double Since(Clock::time_point start) {
@@ -89,17 +96,31 @@ constexpr uint64_t kColdSteps = 2;
 // Seconds a step, and what the warm steps spent where.
 class StepTimes : public TrainObserver {
  public:
-  StepTimes(const TrainCounters* counters, const Ops* ops) : counters_(*counters), ops_(*ops) {}
+  // `interval`: steps between two checkpoints; 0: none.
+  StepTimes(const TrainCounters* counters, const Ops* ops, uint64_t interval)
+      : counters_(*counters), ops_(*ops), interval_(interval) {}
+  void OnCheckpoint(const v1::CheckpointRecord& record) override {
+    if (!record.complete()) Must(absl::InternalError(record.message()));
+    saves.push_back(record);
+  }
+  std::vector<v1::CheckpointRecord> saves;
+  double SavingStep() const {
+    double sum = 0;
+    for (double seconds : saving_) sum += seconds;
+    return saving_.empty() ? 0 : sum / static_cast<double>(saving_.size());
+  }
   void OnProgress(uint64_t, StepPhase, const std::string&) override {}
   void OnStep(const v1::StepRecord& record) override {
-    if (record.step() > kColdSteps) seconds_.push_back(record.seconds());
+    if (record.step() > kColdSteps)
+      (interval_ > 0 && record.step() % interval_ == 1 ? saving_ : seconds_)
+          .push_back(record.seconds());
     if (record.step() != kColdSteps) return;
     for (int p = 0; p < kStepPhases; ++p) before_[p] = Nanoseconds(p);
     matmul_before_ = ops_.MatmulSeconds();
   }
   double Median() {
     std::sort(seconds_.begin(), seconds_.end());
-    return seconds_[seconds_.size() / 2];
+    return seconds_[seconds_.size() / 2];  // beside no save
   }
   // Means of the warm steps.
   double Phase(StepPhase phase) const {
@@ -112,11 +133,12 @@ class StepTimes : public TrainObserver {
   uint64_t Nanoseconds(int phase) const {
     return counters_.phase_nanoseconds[static_cast<size_t>(phase)].load();
   }
-  double Count() const { return static_cast<double>(seconds_.size()); }
+  double Count() const { return static_cast<double>(seconds_.size() + saving_.size()); }
 
   const TrainCounters& counters_;
   const Ops& ops_;
-  std::vector<double> seconds_;
+  const uint64_t interval_;
+  std::vector<double> seconds_, saving_;
   uint64_t before_[kStepPhases] = {};
   double matmul_before_ = 0;
 };
@@ -177,6 +199,12 @@ zero_optimization: {stage: %d, stage3_param_persistence_threshold: 0, stage3_max
       options.fp32 ? "false" : "true", stage);
   auto spec = ParseJobSpec(text, "train_step", options.set);
   Must(spec.status());
+  if (!options.checkpoint.empty()) {
+    spec->mutable_checkpoint()->set_dir(
+        absl::StrFormat("%s/%d-%d-%d", options.checkpoint, sequence, ranks, stage));
+    spec->mutable_checkpoint()->set_interval_steps(static_cast<uint64_t>(options.interval));
+    spec->mutable_checkpoint()->set_keep_last(1);
+  }
   Must(NormaliseJobSpec(&*spec));
   return *spec;
 }
@@ -205,7 +233,7 @@ void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int rank
   trainer_options.data = &data;
   auto trainer = Trainer::Create(trainer_options);
   Must(trainer.status());
-  StepTimes times(&(*trainer)->counters(), ops.get());
+  StepTimes times(&(*trainer)->counters(), ops.get(), spec.checkpoint().interval_steps());
   const std::atomic<bool> stop{false};
   Must((*trainer)->Run(&times, stop));
 
@@ -223,6 +251,13 @@ void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int rank
   for (MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kGradients, MemoryKind::kOptimizer})
     out->state_bytes += static_cast<double>(device->memory().Bytes(kind));
   out->peak_rss = PeakResidentBytes();
+  out->saving_step_seconds = times.SavingStep();
+  out->checkpoints = static_cast<int>(times.saves.size());
+  for (const v1::CheckpointRecord& save : times.saves) {
+    out->pause_seconds += save.pause_seconds() / out->checkpoints;
+    out->save_seconds += save.seconds() / out->checkpoints;
+    out->checkpoint_bytes = static_cast<double>(save.bytes());
+  }
   out->ok = true;
 }
 
@@ -281,6 +316,14 @@ int Run(const Options& options) {
             worst.compute_seconds / products, 100 * worst.matmul_seconds / worst.step_seconds,
             worst.bytes_sent * mib, worst.state_bytes * mib, worst.peak_rss * mib,
             worst.peak_flops * 1e-9);
+        if (worst.checkpoints == 0) continue;
+        std::printf(
+            "%16s | %d checkpoints of %.0f MiB: training stood still %.3f s for each, %.1f %% of "
+            "a step; %.2f s until complete, %.0f MiB/s; a step beside a save %.3f s\n",
+            "", worst.checkpoints, worst.checkpoint_bytes * mib, worst.pause_seconds,
+            100 * worst.pause_seconds / worst.step_seconds, worst.save_seconds,
+            worst.checkpoint_bytes * mib / worst.save_seconds, worst.saving_step_seconds);
+        std::filesystem::remove_all(spec.checkpoint().dir());
       }
     }
   }
@@ -300,6 +343,8 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps, "steps a configuration; the first two are not timed");
   app.add_option("--micro-batch", options.micro_batch, "sequences a rank and step");
   app.add_flag("--fp32", options.fp32, "fp32 instead of bf16");
+  app.add_option("--checkpoint", options.checkpoint, "write checkpoints below this folder");
+  app.add_option("--interval", options.interval, "steps between two checkpoints");
   app.add_option("--set", options.set, "override a key of the job, key.path=value");
   CLI11_PARSE(app, argc, argv);
   options.steps = std::max(options.steps, static_cast<int>(zeroshard::kColdSteps) + 1);

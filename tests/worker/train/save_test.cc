@@ -128,6 +128,27 @@ TEST(SaveTest, ChangesNoBitOfTraining) {
   }
 }
 
+// The copy runs beside the next step's forward and backward: what is saved is the state before its
+// update all the same.
+TEST(SaveTest, WhatIsSavedIsTheStateOfItsStepAndNotOfTheNext) {
+  const MemoryDataset data = TinyData();
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+    for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{2, 3}}) {
+      TempFolder folder;
+      v1::JobSpec spec = SavingSpec(TinyGpt2(), shape, 4, folder / "all", {precision});
+      spec.mutable_checkpoint()->set_interval_steps(1);
+      ExpectAllOk(TrainJob(spec, {.world = shape.world}, data));
+      for (uint64_t step = 1; step < 4; ++step) {
+        const std::string alone = folder / absl::StrFormat("to-%d", step);
+        ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), shape, step, alone, {precision}),
+                             {.world = shape.world}, data));
+        ExpectSameState(ReadState(folder / ("all/" + CheckpointName(step))),
+                        ReadState(alone + "/" + CheckpointName(step)), precision);
+      }
+    }
+  }
+}
+
 TEST(SaveTest, OneRanksWishIsEnough) {
   const MemoryDataset data = TinyData();
   TempFolder folder;
