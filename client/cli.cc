@@ -80,6 +80,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddCheckpointsCommand(&app, &context);
   AddValidateCommand(&app, &context);
   AddGenerateCommand(&app, &context);
+  AddTokenizeCommand(&app, &context);
   try {
     // CLI11 takes the arguments last one first.
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));

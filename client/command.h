@@ -47,5 +47,6 @@ void AddValidateCommand(CLI::App* app, CommandContext* context);     // validate
 void AddCheckpointsCommand(CLI::App* app, CommandContext* context);  // checkpoints
 void AddLocalCommand(CLI::App* app, CommandContext* context);        // local
 void AddGenerateCommand(CLI::App* app, CommandContext* context);     // generate
+void AddTokenizeCommand(CLI::App* app, CommandContext* context);     // tokenize
 
 }  // namespace zeroshard
