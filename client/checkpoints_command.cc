@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "client/byte_progress.h"
 #include "client/command.h"
 #include "client/console.h"
 #include "client/render.h"
@@ -33,40 +34,6 @@ absl::StatusOr<int> List(const CommandContext& context, const std::string& job) 
   return kExitOk;
 }
 
-// Progress over the bytes of one checkpoint, as a live line.
-class VerifyProgress {
- public:
-  VerifyProgress(Console* console, std::string name, uint64_t total)
-      : console_(console), name_(std::move(name)), total_(total) {}
-
-  void Add(uint64_t bytes) {
-    done_ += bytes;
-    const absl::Duration now = SystemClock::Get().Now();
-    if (now - drawn_ < absl::Milliseconds(100)) return;
-    drawn_ = now;
-    constexpr int kCells = 30;
-    const double share = static_cast<double>(done_) / static_cast<double>(std::max(done_, total_));
-    const int full = static_cast<int>(share * kCells);
-    const double seconds = absl::ToDoubleSeconds(now - begun_);
-    const double left = seconds * (1 - share) / std::max(share, 1e-9);
-    console_->Live(absl::StrCat(
-        name_, " [", std::string(full, '#'), std::string(kCells - full, '.'), "] ",
-        absl::StrFormat("%3.0f", share * 100), " %  ",
-        FormatBytes(static_cast<uint64_t>(static_cast<double>(done_) / std::max(seconds, 1e-9))),
-        "/s  ", FormatDuration(left), " left"));
-  }
-  uint64_t done() const { return done_; }
-  double seconds() const { return absl::ToDoubleSeconds(SystemClock::Get().Now() - begun_); }
-
- private:
-  Console* const console_;
-  const std::string name_;
-  const uint64_t total_;
-  const absl::Duration begun_ = SystemClock::Get().Now();
-  absl::Duration drawn_ = begun_;
-  uint64_t done_ = 0;
-};
-
 struct Verified {
   std::string path;
   uint64_t step = 0;
@@ -84,7 +51,7 @@ Verified VerifyOne(Console* console, const std::string& path) {
   verified.step = (*reader)->manifest().step;
   uint64_t total = 0;
   for (const CheckpointFile& file : (*reader)->manifest().files) total += file.bytes;
-  VerifyProgress progress(console, path.substr(path.rfind('/') + 1), total);
+  ByteProgress progress(console, path.substr(path.rfind('/') + 1), total);
   verified.status = (*reader)->VerifyFiles(0, 1, [&](uint64_t bytes) { progress.Add(bytes); });
   verified.bytes = progress.done();
   verified.seconds = progress.seconds();

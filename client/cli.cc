@@ -78,6 +78,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddQueryCommands(&app, &context);
   AddRecordCommands(&app, &context);
   AddCheckpointsCommand(&app, &context);
+  AddExportCommand(&app, &context);
   AddValidateCommand(&app, &context);
   AddGenerateCommand(&app, &context);
   AddTokenizeCommand(&app, &context);

@@ -45,6 +45,7 @@ void AddQueryCommands(CLI::App* app, CommandContext* context);       // list, st
 void AddRecordCommands(CLI::App* app, CommandContext* context);      // history, logs
 void AddValidateCommand(CLI::App* app, CommandContext* context);     // validate
 void AddCheckpointsCommand(CLI::App* app, CommandContext* context);  // checkpoints
+void AddExportCommand(CLI::App* app, CommandContext* context);       // export
 void AddLocalCommand(CLI::App* app, CommandContext* context);        // local
 void AddGenerateCommand(CLI::App* app, CommandContext* context);     // generate
 void AddTokenizeCommand(CLI::App* app, CommandContext* context);     // tokenize

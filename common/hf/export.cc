@@ -138,6 +138,10 @@ class Exporter {
   }
 
   absl::Status Append() {
+    if (options_.stopped && options_.stopped()) {
+      return absl::AbortedError(absl::StrCat("the export was stopped at ", done_, " of ", total_,
+                                             " bytes; nothing was left behind"));
+    }
     const auto count = static_cast<int64_t>(values_.size());
     const uint64_t bytes = values_.size() * SizeOf(options_.dtype);
     if (options_.dtype == DType::kBF16) {

@@ -17,6 +17,8 @@ struct HfExportOptions {
   std::string assets;  // a folder whose files are carried along (config.json, tokenizer files,
                        // generation_config.json); empty: none
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes; may be empty
+  // Asked every few MiB; may be empty. True gives up: ABORTED, and nothing is left.
+  std::function<bool()> stopped;
 };
 
 // Tensor by tensor; of one matrix of a block all fp32 values are in memory at once, of everything

@@ -327,6 +327,16 @@ TEST_F(HfExportTest, WhatFailsHalfwayLeavesNothing) {
   }
 }
 
+TEST_F(HfExportTest, AnExportThatIsStoppedLeavesNothing) {
+  const v1::ModelSpec model = Model("gpt2");
+  HfExportOptions options = Fp32();
+  int pieces = 0;
+  options.stopped = [&pieces] { return ++pieces == 5; };
+  const absl::Status status = ExportHfFolder(model, Values(Table(model), false), Target(), options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
 TEST_F(HfExportTest, ProgressEndsAtAllBytesAndNeverFalls) {
   const v1::ModelSpec model = Model("gpt2");
   const ModelTable table = Table(model);
