@@ -290,8 +290,9 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   run.save_deadline.reset();
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
-  SetState(run, state, reason, moment, out);
+  // Before watchers are told: whoever heard of the end finds no series of the job any more.
   out->actions.push_back(Measure{MetricKind::kJobEnded, run.job.spec.name(), 0});
+  SetState(run, state, reason, moment, out);
   schedule_again_ = true;
   ForgetOldest(out);
 }

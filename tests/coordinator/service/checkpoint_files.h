@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/reader.h"
 #include "common/checkpoint/store.h"
 
 namespace zeroshard::coordinator {
@@ -19,6 +20,7 @@ inline std::string WriteCheckpoint(const v1::JobSpec& spec, const std::string& r
   options.dir = dir;
   options.job = spec.name();
   options.run_id = run_id;
+  if (const auto newest = FindCheckpoint(dir); newest.ok()) options.resumed_from = newest->path;
   auto store = CheckpointStore::Open(&FileSystem::Real(), options);
   EXPECT_TRUE(store.ok()) << store.status();
   if (!store.ok()) return "";

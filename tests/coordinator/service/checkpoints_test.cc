@@ -140,7 +140,10 @@ TEST_F(CheckpointsTest, AnotherModelIsRefusedNamingTheFirstDifference) {
               HasSubstr("model.rope_theta is 10000 in the checkpoint and 500000 in the job"));
   EXPECT_THAT(refusal([](auto* model) { model->set_norm_epsilon(1e-6); }),
               HasSubstr("model.norm_epsilon"));
-  EXPECT_THAT(refusal([](auto* model) { model->set_architecture("gpt2"); }),
+  EXPECT_THAT(refusal([](auto* model) {
+                model->set_architecture("gpt2");
+                model->clear_kv_heads();
+              }),
               HasSubstr("model.architecture is llama in the checkpoint and gpt2 in the job"));
   EXPECT_THAT(refusal([](auto* model) { model->set_mlp_bias(true); }), HasSubstr("mlp"));
   *spec.mutable_model() = right;
