@@ -129,6 +129,8 @@ started=$SECONDS
 build_programs "$build"
 say "Built in $build, in $((SECONDS - started)) s"
 
+# An earlier quickstart may have learnt another text.
+rm -rf -- "$workdir/checkpoints/$JOB_NAME"
 settings=()
 [[ -z $train ]] || settings=(--set "data.train=[$train]")
 say "Training $JOB_FILE on ${train:-/usr/share/common-licenses}"
@@ -152,9 +154,14 @@ awk -v first="$first" -v last="$last" 'BEGIN {exit !(last + 0 < first + 0)}' ||
 here="$(printf %q "$REPOSITORY")"
 program="$(printf %q "$zeroshard")"
 into="--workdir $(printf %q "$workdir")"
+checkpoints="$(printf %q "$workdir/checkpoints/$JOB_NAME")"
 cat <<NEXT
 
 What to try next:
+
+  What the model has learnt, and its weights as a Hugging Face folder:
+    $program generate --model $checkpoints --prompt 'The ' --max-tokens 100
+    $program export $checkpoints ./licences-model
 
   Your own text, files or folders:
     $here/deploy/quickstart.sh $here/README.md $here/worker

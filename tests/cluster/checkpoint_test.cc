@@ -113,8 +113,8 @@ TEST_F(CheckpointTest, AnotherWorldSizeAndStageGoesOnWithTheSameNumbers) {
 
   local = StartLocal("b", With({"--set", "deterministic=true"}, 20));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  local = StartLocal("b", With({"--set", "deterministic=true", "--workers", "1", "--set",
-                                "zero_optimization.stage=1"}));
+  local = StartLocal("b", With({"--set", "deterministic=true", "--set", "resources.workers=1",
+                                "--set", "zero_optimization.stage=1"}));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
   EXPECT_EQ(WithoutSeconds(History("b")), wanted);
 }
