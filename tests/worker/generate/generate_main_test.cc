@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "common/checkpoint/store.h"
+#include "common/exit_codes.h"
 #include "common/hf/export.h"
 #include "common/safetensors/safetensors.h"
 #include "tests/common/temp_folder.h"
@@ -280,6 +281,41 @@ TEST_F(GenerateTest, OutputThatCannotBeWrittenIsAnError) {
       Generate({.model = MakeFolder("gpt2"), .prompt = "x", .tokenizer = "bytes"}, &full, &err)
           .code(),
       absl::StatusCode::kAborted);
+}
+
+// The command line as `zeroshard generate` forwards it.
+TEST_F(GenerateTest, TheProgramReadsItsOptionsAndSetsItsExitCode) {
+  const auto run = [](std::vector<std::string> args, std::string* out) {
+    args.insert(args.begin(), "generate");
+    std::vector<char*> argv;
+    for (std::string& arg : args) argv.push_back(arg.data());
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int code = GenerateMain(static_cast<int>(argv.size()), argv.data());
+    *out = testing::internal::GetCapturedStdout();
+    *out += testing::internal::GetCapturedStderr();
+    return code;
+  };
+  const std::string model = "--model=" + MakeFolder("gpt2");
+  std::string out;
+  EXPECT_EQ(run({model, "--prompt=-x", "--tokenizer=bytes", "--max-tokens=4", "--temperature=2",
+                 "--top-k=3", "--seed=5", "--threads=2", "--dtype=bf16", "--output", "json"},
+                &out),
+            kExitOk)
+      << out;
+  const Json json = Json::parse(out);
+  const Json wanted = Run({.model = model.substr(8),
+                           .prompt = "-x",
+                           .tokenizer = "bytes",
+                           .max_tokens = 4,
+                           .sampling = {.temperature = 2, .top_k = 3, .seed = 5},
+                           .dtype = DType::kBF16});
+  EXPECT_EQ(json["tokens"], wanted["tokens"]);
+  EXPECT_EQ(json["prompt"], "-x");
+  EXPECT_EQ(run({model}, &out), kExitUsage);
+  EXPECT_THAT(out, HasSubstr("--prompt"));
+  EXPECT_EQ(run({"--model=/no/such", "--prompt=x"}, &out), kExitNotFound);
+  EXPECT_EQ(run({model, "--prompt=x", "--tokenizer=bytes", "--temperature=-1"}, &out), kExitUsage);
 }
 
 TEST(PrefixOfTest, IsWhatATemplatePutsBeforeASingleText) {
