@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,15 @@ struct Shape {
   int64_t rows() const { return batch * seq; }
 };
 
-inline std::string NameOfShape(const testing::TestParamInfo<Shape>& info) {
-  const Shape& s = info.param;
+inline std::string ToString(const Shape& s) {
   return "B" + std::to_string(s.batch) + "T" + std::to_string(s.seq) + "H" +
          std::to_string(s.heads) + "KV" + std::to_string(s.kv_heads) + "D" + std::to_string(s.dim) +
          (s.packed ? "Packed" : "Apart");
 }
+inline std::string NameOfShape(const testing::TestParamInfo<Shape>& info) {
+  return ToString(info.param);
+}
+inline void PrintTo(const Shape& s, std::ostream* out) { *out << ToString(s); }
 
 // Where the elements of q, k or v lie.
 struct View {
