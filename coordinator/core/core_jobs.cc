@@ -36,9 +36,7 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   if (const auto found = newest_.find(name); found != newest_.end()) {
     const Run& other = runs_[found->second];
     if (!IsEnded(other.job.state)) {
-      return refuse(absl::AlreadyExistsError(absl::StrCat(
-          "job ", name, " is ", NameOfState(other.job.state), " (run ", other.job.run_id,
-          "). Wait for it, cancel it, or submit under another name")));
+      return refuse(NameIsTaken(name, other.job.state, other.job.run_id));
     }
   }
   const size_t live = std::count_if(runs_.begin(), runs_.end(), [](const auto& entry) {

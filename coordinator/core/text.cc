@@ -61,6 +61,12 @@ bool IsEnded(v1::JobState state) {
          state == v1::JOB_STATE_CANCELLED;
 }
 
+absl::Status NameIsTaken(absl::string_view name, v1::JobState state, absl::string_view run_id) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("job ", name, " is ", NameOfState(state), " (run ", run_id,
+                   "). Wait for it, cancel it, or submit under another name"));
+}
+
 std::string AtMostThree(const std::vector<std::string>& items) {
   std::string text;
   for (size_t i = 0; i < items.size() && i < 3; ++i) {

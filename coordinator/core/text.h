@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "zeroshard/v1/cluster.pb.h"
@@ -35,6 +36,9 @@ std::string SignalName(int signal);
 // "RUNNING".
 std::string NameOfState(v1::JobState state);
 bool IsEnded(v1::JobState state);
+
+// Why a job cannot be submitted: ALREADY_EXISTS.
+absl::Status NameIsTaken(absl::string_view name, v1::JobState state, absl::string_view run_id);
 
 // The first three and how many more: "a; b; c; and 4 more".
 std::string AtMostThree(const std::vector<std::string>& items);

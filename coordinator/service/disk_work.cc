@@ -19,6 +19,7 @@ constexpr int kLooks = 100;
 // Told once how it ended, whoever is first.
 struct DiskWork::Task {
   std::string what;
+  absl::Duration patience;
   std::mutex mutex;
   std::function<void(const absl::Status&)> done;
 
@@ -32,8 +33,7 @@ struct DiskWork::Task {
   }
 };
 
-DiskWork::DiskWork(absl::Duration patience, size_t most)
-    : patience_(patience), most_(most), timer_([this] { Main(); }) {}
+DiskWork::DiskWork(size_t most) : most_(most), timer_([this] { Main(); }) {}
 
 DiskWork::~DiskWork() {
   std::vector<std::shared_ptr<Task>> left;
@@ -51,7 +51,8 @@ DiskWork::~DiskWork() {
   for (int i = 0; i<kLooks&& * running_> 0; ++i) std::this_thread::sleep_for(kLook);
 }
 
-void DiskWork::Run(const std::string& what, std::function<absl::Status()> work,
+void DiskWork::Run(const std::string& what, absl::Duration patience,
+                   std::function<absl::Status()> work,
                    std::function<void(const absl::Status&)> done) {
   if (running_->fetch_add(1) >= most_) {
     running_->fetch_sub(1);
@@ -61,10 +62,11 @@ void DiskWork::Run(const std::string& what, std::function<absl::Status()> work,
   }
   auto task = std::make_shared<Task>();
   task->what = what;
+  task->patience = patience;
   task->done = std::move(done);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.emplace(Steady::now() + absl::ToChronoNanoseconds(patience_), task);
+    tasks_.emplace(Steady::now() + absl::ToChronoNanoseconds(patience), task);
   }
   changed_.notify_all();
   try {
@@ -103,7 +105,7 @@ void DiskWork::Main() {
     lock.unlock();
     task->Finish(absl::DeadlineExceededError(
         absl::StrCat(task->what, ": the file system did not answer the coordinator within ",
-                     absl::FormatDuration(patience_), "; is its server there?")));
+                     absl::FormatDuration(task->patience), "; is its server there?")));
     lock.lock();
   }
 }

@@ -19,23 +19,22 @@ namespace zeroshard::coordinator {
 // Thread-safe.
 class DiskWork {
  public:
-  // At most `most` pieces of work at a time, each for at most `patience`.
-  DiskWork(absl::Duration patience, size_t most);
+  // At most `most` pieces of work at a time.
+  explicit DiskWork(size_t most);
   // Ends what has not ended with UNAVAILABLE. Waits a second for threads that are at work; one that
   // hangs in the system is left behind, for the end of the process.
   ~DiskWork();
 
   // Runs `work` on a thread of its own, then `done` once: there with what `work` returned; or
-  // elsewhere with DEADLINE_EXCEEDED, naming `what`, when the patience is over; or at once with
+  // elsewhere with DEADLINE_EXCEEDED, naming `what`, after `patience`; or at once with
   // RESOURCE_EXHAUSTED. As the thread may be left behind, `work` owns what it uses.
-  void Run(const std::string& what, std::function<absl::Status()> work,
+  void Run(const std::string& what, absl::Duration patience, std::function<absl::Status()> work,
            std::function<void(const absl::Status&)> done);
 
  private:
   struct Task;
   void Main();
 
-  const absl::Duration patience_;
   const size_t most_;
   const std::shared_ptr<std::atomic<size_t>> running_ = std::make_shared<std::atomic<size_t>>(0);
   std::mutex mutex_;

@@ -1,5 +1,6 @@
 #include "coordinator/service/jobs_service.h"
 
+#include <algorithm>
 #include <deque>
 #include <iterator>
 #include <map>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
@@ -173,6 +175,14 @@ class LogStream : public Follower<v1::LogChunk> {
   std::map<uint32_t, LogReader> readers_;
 };
 
+// How long a call may wait for a file system: so that its message reaches the caller in time.
+absl::Duration DiskPatience(const grpc::CallbackServerContext& context) {
+  constexpr absl::Duration kMost = absl::Seconds(30);
+  constexpr absl::Duration kLeast = absl::Milliseconds(100);
+  const absl::Duration left = absl::FromChrono(context.deadline()) - absl::Now();
+  return std::clamp(left * 0.9, kLeast, kMost);
+}
+
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context,
                                     const absl::Status& status = absl::OkStatus()) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -188,6 +198,12 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   coordinator::Submit event{0, request->spec(), {}};
   if (absl::Status valid = NormaliseJobSpec(&event.spec); !valid.ok()) {
     return FinishNow(context, valid);
+  }
+  // Before its own checkpoints are taken for another's.
+  const absl::StatusOr<Engine::View> other = engine_->Look(event.spec.name());
+  if (other.ok() && other->status.name() == event.spec.name() && !IsEnded(other->status.state())) {
+    return FinishNow(
+        context, NameIsTaken(other->status.name(), other->status.state(), other->status.run_id()));
   }
   absl::StatusOr<std::vector<v1::ShardPlan>> plan = PlanShards(event.spec);
   if (!plan.ok()) return FinishNow(context, plan.status());
@@ -210,7 +226,7 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
     return from.status();
   };
   return UnaryCall::StartAfter(
-      engine_, &disk_, absl::StrCat("job ", shared->spec.name()), look,
+      engine_, &disk_, absl::StrCat("job ", shared->spec.name()), DiskPatience(*context), look,
       [shared, fill](UnaryCall* call) { call->Send(std::move(*shared), fill); });
 }
 
@@ -231,10 +247,11 @@ grpc::ServerUnaryReactor* JobsService::Checkpoints(grpc::CallbackServerContext* 
     if (described.ok()) *found = *std::move(described);
     return described.status();
   };
-  return UnaryCall::StartAfter(engine_, &disk_, dir, look, [found, response](UnaryCall* call) {
-    *response = std::move(*found);
-    call->Answer(absl::OkStatus());
-  });
+  return UnaryCall::StartAfter(engine_, &disk_, dir, DiskPatience(*context), look,
+                               [found, response](UnaryCall* call) {
+                                 *response = std::move(*found);
+                                 call->Answer(absl::OkStatus());
+                               });
 }
 
 grpc::ServerUnaryReactor* JobsService::List(grpc::CallbackServerContext* context,

@@ -12,9 +12,7 @@ namespace zeroshard::coordinator {
 // Thread-safe. Streams that wait hold no thread. The engine outlives the server.
 class JobsService : public v1::Jobs::CallbackService {
  public:
-  // Submissions wait at most `disk_patience` for the file systems that they name.
-  explicit JobsService(Engine* engine, absl::Duration disk_patience = absl::Seconds(30))
-      : engine_(engine), disk_(disk_patience, kMostDiskWork) {}
+  explicit JobsService(Engine* engine) : engine_(engine), disk_(kMostDiskWork) {}
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const v1::SubmitRequest* request,

@@ -27,20 +27,21 @@ class UnaryCall : public grpc::ServerUnaryReactor, public std::enable_shared_fro
     return call.get();
   }
 
-  // Runs `work` on the disk first; where it was OK and the caller is still there, `next` goes on
-  // with the call: by Send, or by Answer.
+  // Runs `work` on the disk first, for at most `patience`; where it was OK and the caller is still
+  // there, `next` goes on with the call: by Send, or by Answer.
   static UnaryCall* StartAfter(Engine* engine, DiskWork* disk, const std::string& what,
-                               std::function<absl::Status()> work,
+                               absl::Duration patience, std::function<absl::Status()> work,
                                std::function<void(UnaryCall*)> next) {
     const auto call = Make(engine, /*waits_for_disk=*/true);
-    disk->Run(what, std::move(work), [call, next = std::move(next)](const absl::Status& status) {
-      if (!call->LeaveDisk()) return;
-      if (status.ok()) {
-        next(call.get());
-      } else {
-        call->Answer(status);
-      }
-    });
+    disk->Run(what, patience, std::move(work),
+              [call, next = std::move(next)](const absl::Status& status) {
+                if (!call->LeaveDisk()) return;
+                if (status.ok()) {
+                  next(call.get());
+                } else {
+                  call->Answer(status);
+                }
+              });
     return call.get();
   }
 

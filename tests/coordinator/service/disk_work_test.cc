@@ -13,6 +13,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr auto kPatience = std::chrono::seconds(60);
+constexpr absl::Duration kLong = absl::Seconds(60);
 
 // A piece of work that hangs until it is let go.
 struct Hanging {
@@ -43,12 +44,12 @@ struct Answer {
 };
 
 TEST(DiskWork, TellsWhatTheWorkReturned) {
-  DiskWork disk(absl::Seconds(60), 4);
+  DiskWork disk(4);
   Answer fine, bad;
   disk.Run(
-      "a", [] { return absl::OkStatus(); }, fine.Done());
+      "a", kLong, [] { return absl::OkStatus(); }, fine.Done());
   disk.Run(
-      "b", [] { return absl::NotFoundError("nothing there"); }, bad.Done());
+      "b", kLong, [] { return absl::NotFoundError("nothing there"); }, bad.Done());
   EXPECT_TRUE(fine.Get().ok());
   EXPECT_EQ(bad.Get(), absl::NotFoundError("nothing there"));
 }
@@ -56,8 +57,8 @@ TEST(DiskWork, TellsWhatTheWorkReturned) {
 TEST(DiskWork, WhatHangsIsAnsweredInTimeAndItsLateEndIsNot) {
   Hanging hanging;
   Answer answer;
-  DiskWork disk(absl::Milliseconds(20), 4);
-  disk.Run("job demo", hanging.Work(), answer.Done());
+  DiskWork disk(4);
+  disk.Run("job demo", absl::Milliseconds(20), hanging.Work(), answer.Done());
   const absl::Status status = answer.Get();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("job demo"), HasSubstr("20ms")));
@@ -67,25 +68,25 @@ TEST(DiskWork, WhatHangsIsAnsweredInTimeAndItsLateEndIsNot) {
 TEST(DiskWork, HowMuchHangsIsBounded) {
   Hanging hanging;
   Answer first, second, third;
-  DiskWork disk(absl::Seconds(60), 1);
-  disk.Run("first", hanging.Work(), first.Done());
+  DiskWork disk(1);
+  disk.Run("first", kLong, hanging.Work(), first.Done());
   disk.Run(
-      "second", [] { return absl::OkStatus(); }, second.Done());
+      "second", kLong, [] { return absl::OkStatus(); }, second.Done());
   const absl::Status status = second.Get();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("second: 1 requests wait"));
   hanging.release.set_value();
   EXPECT_TRUE(first.Get().ok());
   disk.Run(
-      "third", [] { return absl::OkStatus(); }, third.Done());
+      "third", kLong, [] { return absl::OkStatus(); }, third.Done());
   EXPECT_TRUE(third.Get().ok());
 }
 
 TEST(DiskWork, ItsEndAnswersWhatStillHangs) {
   Hanging hanging;
   Answer answer;
-  auto disk = std::make_unique<DiskWork>(absl::Seconds(60), 4);
-  disk->Run("job demo", hanging.Work(), [&](const absl::Status& status) {
+  auto disk = std::make_unique<DiskWork>(4);
+  disk->Run("job demo", kLong, hanging.Work(), [&](const absl::Status& status) {
     answer.promise.set_value(status);
     hanging.release.set_value();
   });

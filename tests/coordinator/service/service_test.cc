@@ -14,6 +14,7 @@
 #include "common/grpc_server.h"
 #include "common/metrics_server.h"
 #include "common/random_id.h"
+#include "common/spec/job_spec.h"
 #include "coordinator/core/sqlite_log.h"
 #include "coordinator/service/cluster_service.h"
 #include "coordinator/service/jobs_service.h"
@@ -506,6 +507,10 @@ TEST_F(ServiceTest, SubmissionsThatCannotGoOnAreRefused) {
   EXPECT_THAT(none.error_message(), HasSubstr(folder / "ckpt"));
   EXPECT_EQ(coordinator.engine->List().size(), 0u);
   ASSERT_TRUE(coordinator.Submit(Spec(1, 5), &response).ok());
+  // Its name is taken, whatever its folder holds.
+  ASSERT_TRUE(NormaliseJobSpec(&spec).ok());
+  WriteCheckpoint(spec, "demo-0", 3);
+  EXPECT_EQ(coordinator.Submit(spec, &response).error_code(), grpc::StatusCode::ALREADY_EXISTS);
   grpc::ClientContext listing;
   SetDeadline(&listing);
   v1::CheckpointsRequest which;
