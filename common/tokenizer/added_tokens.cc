@@ -2,11 +2,40 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/tokenizer/utf8.h"
 
 namespace zeroshard {
+namespace {
+
+struct Range {
+  uint32_t first;
+  uint32_t last;
+};
+
+// Word characters that are younger than utf8proc's Unicode 15: Hugging Face's tokenizers know those
+// of Unicode 16.
+constexpr Range kYoungWord[] = {
+    {0x897, 0x897},     {0x1C89, 0x1C8A},   {0xA7CB, 0xA7CD},   {0xA7DA, 0xA7DC},
+    {0x105C0, 0x105F3}, {0x10D40, 0x10D65}, {0x10D69, 0x10D6D}, {0x10D6F, 0x10D85},
+    {0x10EC2, 0x10EC4}, {0x10EFC, 0x10EFC}, {0x11380, 0x11389}, {0x1138B, 0x1138B},
+    {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113C0}, {0x113C2, 0x113C2},
+    {0x113C5, 0x113C5}, {0x113C7, 0x113CA}, {0x113CC, 0x113D3}, {0x113E1, 0x113E2},
+    {0x116D0, 0x116E3}, {0x11BC0, 0x11BE0}, {0x11BF0, 0x11BF9}, {0x11F5A, 0x11F5A},
+    {0x13460, 0x143FA}, {0x16100, 0x16139}, {0x16D40, 0x16D6C}, {0x16D70, 0x16D79},
+    {0x18CFF, 0x18CFF}, {0x1CCF0, 0x1CCF9}, {0x1E5D0, 0x1E5FA}, {0x2EBF0, 0x2EE5D},
+};
+
+bool IsYoungWord(uint32_t code_point) {
+  return std::any_of(std::begin(kYoungWord), std::end(kYoungWord), [=](const Range& range) {
+    return range.first <= code_point && code_point <= range.last;
+  });
+}
+
+}  // namespace
 
 bool IsWordCharacter(uint32_t code_point) {
   switch (utf8proc_category(static_cast<int32_t>(code_point))) {
@@ -28,7 +57,7 @@ bool IsWordCharacter(uint32_t code_point) {
              (code_point >= 0x1F150 && code_point <= 0x1F169) ||
              (code_point >= 0x1F170 && code_point <= 0x1F189);
     default:
-      return code_point == 0x200C || code_point == 0x200D;
+      return code_point == 0x200C || code_point == 0x200D || IsYoungWord(code_point);
   }
 }
 

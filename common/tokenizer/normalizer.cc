@@ -35,6 +35,8 @@ constexpr Range kYoung[] = {
 constexpr uint32_t kFirstMark = 0x300;
 constexpr uint8_t kFirstMarkLead = 0xCC;  // of its UTF-8
 
+constexpr auto kDecompose = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
+
 bool IsYoung(uint32_t code_point) {
   const Range* range =
       std::lower_bound(std::begin(kYoung), std::end(kYoung), code_point,
@@ -57,7 +59,7 @@ class PieceNormalizer {
       int32_t parts[8];  // no canonical decomposition is longer than four
       int last_class = 0;
       const auto count = utf8proc_decompose_char(static_cast<int32_t>(point.value), parts,
-                                                 std::size(parts), UTF8PROC_STABLE, &last_class);
+                                                 std::size(parts), kDecompose, &last_class);
       if (count < 0 || count > static_cast<utf8proc_ssize_t>(std::size(parts))) {
         points_.push_back(static_cast<int32_t>(point.value));
       } else {
