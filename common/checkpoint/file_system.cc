@@ -7,12 +7,10 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <new>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "common/files.h"
 #include "common/status_macros.h"
@@ -20,45 +18,37 @@
 namespace zeroshard {
 namespace {
 
-// One write to the disk, at a multiple of itself. Also the memory that a file being written takes.
-constexpr size_t kBlock = size_t{4} << 20;
+// Small pieces are collected up to this size; larger ones go to the kernel from where they are.
+constexpr size_t kBuffer = size_t{256} << 10;
+// The disk is told to write when so much has come together.
+constexpr uint64_t kBlock = uint64_t{8} << 20;
 // So much may wait for the disk in the page cache; what is older is waited for and dropped, so that
 // a save neither pushes out what training uses nor leaves everything to the sync at the end.
-constexpr uint64_t kWindow = 16 * kBlock;
-
-struct FreeDeleter {
-  void operator()(char* memory) const { std::free(memory); }
-};
+constexpr uint64_t kWindow = 8 * kBlock;
 
 class RealFile : public WritableFile {
  public:
-  RealFile(int fd, std::string path, std::unique_ptr<char, FreeDeleter> buffer)
-      : fd_(fd), path_(std::move(path)), buffer_(std::move(buffer)) {}
+  RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) { buffer_.reserve(kBuffer); }
   ~RealFile() override {
     if (fd_ >= 0) close(fd_);
   }
 
   absl::Status Append(const void* data, size_t bytes) override {
     const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-      if (used_ == 0 && bytes >= kBlock) {
-        ZS_RETURN_IF_ERROR(WriteBlock(at, kBlock));
-        at += kBlock;
-        bytes -= kBlock;
-        continue;
-      }
-      const size_t part = std::min(bytes, kBlock - used_);
-      std::memcpy(buffer_.get() + used_, at, part);
-      used_ += part;
-      at += part;
-      bytes -= part;
-      if (used_ == kBlock) ZS_RETURN_IF_ERROR(WriteBlock(buffer_.get(), std::exchange(used_, 0)));
+    if (buffer_.size() + bytes <= kBuffer) {
+      buffer_.insert(buffer_.end(), at, at + bytes);
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    ZS_RETURN_IF_ERROR(Flush());
+    if (bytes < kBuffer) {
+      buffer_.insert(buffer_.end(), at, at + bytes);
+      return absl::OkStatus();
+    }
+    return Write(at, bytes);
   }
 
   absl::Status SyncAndClose() override {
-    ZS_RETURN_IF_ERROR(WriteBlock(buffer_.get(), std::exchange(used_, 0)));
+    ZS_RETURN_IF_ERROR(Flush());
     if (fsync(fd_) != 0) return ErrnoError(errno, "sync", path_);
     // After an error the descriptor is gone all the same.
     if (close(std::exchange(fd_, -1)) != 0) return ErrnoError(errno, "close", path_);
@@ -66,45 +56,52 @@ class RealFile : public WritableFile {
   }
 
  private:
-  absl::Status WriteBlock(const char* data, size_t bytes) {
-    const uint64_t begin = written_;
+  absl::Status Flush() {
+    ZS_RETURN_IF_ERROR(Write(buffer_.data(), buffer_.size()));
+    buffer_.clear();
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const char* data, size_t bytes) {
     while (bytes > 0) {
-      const ssize_t wrote = write(fd_, data, bytes);
+      const ssize_t wrote = write(fd_, data, std::min<uint64_t>(bytes, kBlock));
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) return ErrnoError(wrote < 0 ? errno : EIO, "write", path_);
       data += wrote;
       bytes -= static_cast<size_t>(wrote);
       written_ += static_cast<uint64_t>(wrote);
+      while (written_ - started_ >= kBlock) StartBlock();
     }
-    // Both are hints: a file system that knows neither writes all the same, and what went wrong
-    // here is what fsync says.
-    sync_file_range(fd_, static_cast<off64_t>(begin), static_cast<off64_t>(written_ - begin),
-                    SYNC_FILE_RANGE_WRITE);
-    if (begin >= kWindow && begin % kBlock == 0) {
-      const auto old = static_cast<off64_t>(begin - kWindow);
+    return absl::OkStatus();
+  }
+
+  // Hints: a file system that knows neither writes all the same, and what goes wrong here is what
+  // fsync says.
+  void StartBlock() {
+    sync_file_range(fd_, static_cast<off64_t>(started_), kBlock, SYNC_FILE_RANGE_WRITE);
+    if (started_ >= kWindow) {
+      const auto old = static_cast<off64_t>(started_ - kWindow);
       sync_file_range(
           fd_, old, kBlock,
           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
       posix_fadvise(fd_, old, kBlock, POSIX_FADV_DONTNEED);
     }
-    return absl::OkStatus();
+    started_ += kBlock;
   }
 
   int fd_;
   const std::string path_;
-  const std::unique_ptr<char, FreeDeleter> buffer_;  // kBlock
-  size_t used_ = 0;
+  std::vector<char> buffer_;
   uint64_t written_ = 0;
+  uint64_t started_ = 0;  // bytes that the disk was told to write, a multiple of kBlock
 };
 
 class RealFileSystem : public FileSystem {
  public:
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
-    std::unique_ptr<char, FreeDeleter> buffer(static_cast<char*>(std::aligned_alloc(4096, kBlock)));
-    if (buffer == nullptr) return ErrnoError(ENOMEM, "create", path);
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd < 0) return ErrnoError(errno, "create", path);
-    return std::make_unique<RealFile>(fd, path, std::move(buffer));
+    return std::make_unique<RealFile>(fd, path);
   }
 
   absl::Status MakeFolder(const std::string& path) override { return MakeFolders(path); }

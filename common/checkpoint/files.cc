@@ -17,7 +17,8 @@
 namespace zeroshard {
 namespace {
 
-constexpr size_t kPart = size_t{4} << 20;
+// What is summed at a time: little enough to be cached still when it is.
+constexpr size_t kPart = size_t{1} << 20;
 constexpr size_t kMaxAsset = size_t{256} << 20;
 
 }  // namespace
@@ -28,7 +29,6 @@ absl::StatusOr<CheckpointFile> DescribeFile(const std::string& folder, const std
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoError(errno, "open", path);
   const absl::Cleanup close_file = [fd] { close(fd); };
-  posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
   const auto buffer = std::make_unique<char[]>(kPart);
   CheckpointFile file;
   file.name = name;
@@ -37,8 +37,6 @@ absl::StatusOr<CheckpointFile> DescribeFile(const std::string& folder, const std
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoError(errno, "read", path);
     if (got == 0) return file;
-    // The disk fetches what comes next while this part is summed.
-    readahead(fd, static_cast<off64_t>(file.bytes) + got, kPart);
     file.crc32c = ExtendCrc32c(file.crc32c, buffer.get(), static_cast<size_t>(got));
     file.bytes += static_cast<uint64_t>(got);
     if (on_bytes) on_bytes(static_cast<uint64_t>(got));

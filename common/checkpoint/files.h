@@ -14,7 +14,7 @@
 
 namespace zeroshard {
 
-// Size and checksum of a file that is there: <folder>/<name>. Holds 4 MiB of it at a time.
+// Size and checksum of a file that is there: <folder>/<name>. Holds 1 MiB of it at a time.
 // `on_bytes`, where there is one, is told of every part read. NOT_FOUND and others as the system
 // says, with the path.
 absl::StatusOr<CheckpointFile> DescribeFile(

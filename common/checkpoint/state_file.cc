@@ -17,8 +17,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
-constexpr int64_t kAlign = 64;                // bytes: where the data begins
-constexpr size_t kSlice = size_t{256} << 10;  // bytes that stay cached from checksum to copy
+constexpr int64_t kAlign = 4096;              // bytes: where the data begins, at a page
+constexpr size_t kSlice = size_t{512} << 10;  // bytes that stay cached from checksum to write
 constexpr uint64_t kMaxHeader = 100'000'000;  // safetensors' own limit
 
 absl::Status PieceError(const StatePiece& piece, absl::string_view problem) {

@@ -23,14 +23,14 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 TEST(FileSystem, PiecesOfAnySizeComeOutInOrder) {
   const TempFolder folder;
   FileSystem& files = FileSystem::Real();
-  // Around the size of a write: 4 MiB.
-  const size_t block = size_t{4} << 20;
+  // Around the sizes at which pieces are no longer collected and the disk is told to write.
+  const size_t buffer = size_t{256} << 10, block = size_t{8} << 20;
   std::string wanted;
   const auto file = files.Create(folder / "a");
   ASSERT_TRUE(file.ok()) << file.status();
   uint32_t next = 1;
-  for (const size_t bytes :
-       {size_t{0}, size_t{1}, block - 1, block, size_t{3}, 2 * block + 5, block - 8, size_t{17}}) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, buffer - 1, size_t{1}, buffer - 2, size_t{3},
+                             buffer, buffer + 1, block - buffer, 2 * block + 5, size_t{17}}) {
     std::string piece(bytes, '\0');
     for (char& c : piece) c = static_cast<char>((next = next * 1664525 + 1013904223) >> 24);
     ASSERT_TRUE((*file)->Append(piece.data(), piece.size()).ok());
