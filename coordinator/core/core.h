@@ -120,10 +120,12 @@ class Core {
   void BeginFailure(Run& run, const std::string& first_sign, const Moment& moment, Decision* out);
   void MaybeConclude(Run& run, const Moment& moment, Decision* out);
   void MaybeComplete(Run& run, const Moment& moment, Decision* out);
-  void CheckRuns(const Moment& moment, Decision* out);
-  void CheckProgress(Run& run, const Moment& moment, Decision* out);
   std::vector<RankEvidence> Evidence(const Run& run, const Moment& moment) const;
   std::string DescribeRank(const Run& run, uint32_t rank, const Moment& moment) const;
+
+  // core_deadlines.cc
+  void CheckRuns(const Moment& moment, Decision* out);
+  void CheckProgress(Run& run, const Moment& moment, Decision* out);
 
   // core_saves.cc
   absl::Status TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body, const Moment& moment,
