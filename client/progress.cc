@@ -12,6 +12,10 @@ namespace {
 constexpr size_t kRecentSteps = 20;
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
+bool SameEvent(const v1::JobEvent& a, const v1::JobEvent& b) {
+  return a.unix_ms() == b.unix_ms() && a.state() == b.state() && a.reason() == b.reason();
+}
+
 // What a model says may hold anything: nothing that moves the terminal's cursor.
 std::string Printable(const std::string& text) {
   std::string shown;
@@ -95,15 +99,20 @@ void ProgressView::Update(const v1::WatchUpdate& update) {
   }
 }
 
-// What happened without a change of state: checkpoints. Those of before this view are not news.
+// What happened without a change of state: checkpoints. Those of before this view are not news. The
+// coordinator forgets old events of a long job, so that their number says nothing.
 void ProgressView::ShowEvents(const v1::JobStatus& status) {
-  const int count = status.events_size();
-  for (int i = events_seen_ < 0 ? count : std::max(1, events_seen_); i < count; ++i) {
-    if (status.events(i).state() == status.events(i - 1).state()) {
-      console_->Print(status.events(i).reason());
-    }
+  const auto& events = status.events();
+  if (events.empty()) return;
+  int first = 0;
+  for (int i = events.size(); i > 0 && first == 0; --i) {
+    if (SameEvent(events[i - 1], last_event_)) first = i;
   }
-  events_seen_ = std::max(events_seen_, count);
+  const bool any_seen = last_event_.unix_ms() != 0;
+  for (int i = std::max(1, first); i < events.size() && any_seen; ++i) {
+    if (events[i].state() == events[i - 1].state()) console_->Print(events[i].reason());
+  }
+  last_event_ = *events.rbegin();
 }
 
 void ProgressView::ShowSteps(const v1::JobStatus& status) {

@@ -59,7 +59,7 @@ class ProgressView {
   v1::StepRecord last_;
   std::optional<double> eval_;
   std::string shown_state_;
-  int events_seen_ = -1;  // -1: none yet, not even the first update's
+  v1::JobEvent last_event_;  // without a time: none yet
   bool away_ = false;
   bool printed_any_ = false;
   uint64_t printed_step_ = 0;

@@ -169,6 +169,7 @@ TEST_F(ResumeTest, WatchShowsEvaluationsCheckpointsAndSamples) {
   v1::JobStatus running = Job("tiny", v1::JOB_STATE_RUNNING, "");
   const auto event = [](v1::JobStatus* status, const std::string& reason) {
     v1::JobEvent* event = status->add_events();
+    event->set_unix_ms(1000 + status->events_size());
     event->set_state(v1::JOB_STATE_RUNNING);
     event->set_reason(reason);
   };
@@ -186,6 +187,8 @@ TEST_F(ResumeTest, WatchShowsEvaluationsCheckpointsAndSamples) {
   sample->set_step(2);
   sample->set_prompt("Once");
   sample->set_text(" upon\na\033[2Jtime");
+  // The coordinator keeps so many events only.
+  second.mutable_status()->mutable_events()->DeleteSubrange(0, 1);
   v1::WatchUpdate last = second;
   last.clear_records();
   last.clear_samples();
