@@ -2,6 +2,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
 #include "tests/client/command_fixture.h"
@@ -78,6 +80,31 @@ TEST_F(CheckpointsCommandTest, VerifyOfADamagedOneNamesTheFileAndFails) {
 TEST_F(CheckpointsCommandTest, VerifyOfWhatIsNoCheckpointIsNotFound) {
   EXPECT_EQ(Run({"checkpoints", "verify", (folder_ / "none").string()}).code, kExitNotFound);
   EXPECT_EQ(Run({"checkpoints", "verify", folder_.string()}).code, kExitNotFound);
+}
+
+TEST_F(CheckpointsCommandTest, AJobsCheckpointsAreATable) {
+  fake_.jobs.push_back(Job("tiny", v1::JOB_STATE_RUNNING, ""));
+  EXPECT_THAT(Run({"checkpoints", "none"}).code, kExitNotFound);
+  fake_.checkpoints.set_dir("/ckpt");
+  EXPECT_THAT(Run({"checkpoints", "tiny"}).out, HasSubstr("no checkpoints yet in /ckpt"));
+  v1::CheckpointEntry* sound = fake_.checkpoints.add_checkpoints();
+  sound->set_step(50);
+  sound->set_complete(true);
+  sound->set_latest(true);
+  sound->set_bytes(1'500'000);
+  sound->set_unix_ms(absl::ToUnixMillis(absl::Now() - absl::Minutes(150)));
+  v1::CheckpointEntry* broken = fake_.checkpoints.add_checkpoints();
+  broken->set_step(60);
+  broken->set_problem("it has no manifest.json");
+  const Outcome table = Run({"checkpoints", "tiny"});
+  EXPECT_EQ(table.code, kExitOk) << table.err;
+  EXPECT_THAT(table.out, testing::ContainsRegex("STEP +AGE +SIZE +STATE +LATEST +PROBLEM\n"));
+  EXPECT_THAT(table.out, testing::ContainsRegex("50 +2h 3[0-9]m +1.5 MB +complete +latest +-"));
+  EXPECT_THAT(table.out,
+              testing::ContainsRegex("60 +- +0 B +incomplete +- +it has no manifest.json"));
+  const auto json = nlohmann::json::parse(Run({"checkpoints", "tiny", "--output", "json"}).out);
+  EXPECT_EQ(json["dir"], "/ckpt");
+  EXPECT_EQ(json["checkpoints"][1]["problem"], "it has no manifest.json");
 }
 
 TEST_F(CheckpointsCommandTest, WithoutAJobItSaysWhatIsWanted) {

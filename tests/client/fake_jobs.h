@@ -59,6 +59,7 @@ class FakeJobs : public v1::Jobs::Service {
   std::vector<v1::StepRecord> history;
   std::vector<v1::LogChunk> logs;
   std::vector<v1::Node> nodes;
+  v1::CheckpointsResponse checkpoints;
   std::deque<WatchScript> watches;
   grpc::Status submit_error;
   v1::SubmitRequest submitted;
@@ -137,6 +138,12 @@ class FakeJobs : public v1::Jobs::Service {
                      v1::NodesResponse* response) override {
     for (const auto& node : nodes) *response->add_nodes() = node;
     return grpc::Status::OK;
+  }
+  grpc::Status Checkpoints(grpc::ServerContext*, const v1::CheckpointsRequest* request,
+                           v1::CheckpointsResponse* response) override {
+    v1::JobStatus status;
+    *response = checkpoints;
+    return Find(request->job(), &status);
   }
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse* response) override {
