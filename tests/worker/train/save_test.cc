@@ -354,6 +354,21 @@ TEST(SaveTest, OldOnesGoAsTheRuleSays) {
   EXPECT_EQ(CompleteSteps(folder / "ckpt"), (std::vector<uint64_t>{3, 6, 7}));
 }
 
+TEST(SaveTest, SixteenBitWeightsOfAFreshModelAreAFolderWithItsConfig) {
+  const MemoryDataset data = TinyData();
+  TempFolder folder;
+  v1::JobSpec spec = SavingSpec(TinyGpt2(), {2, 3}, 1, folder / "ckpt", {"bf16.enabled=true"});
+  spec.mutable_zero_optimization()->set_stage3_gather_16bit_weights_on_model_save(true);
+  ExpectAllOk(TrainJob(spec, {.world = 2}, data));
+  const std::string checkpoint = folder / ("ckpt/" + CheckpointName(1));
+  const auto config = ReadHfConfig(checkpoint + "/model");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->model.hidden_size(), 32u);
+  const auto reader = CheckpointReader::Open(checkpoint);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_TRUE((*reader)->VerifyFiles(0, 1).ok());
+}
+
 // A model folder in, trained from exactly its weights, and carried along with each checkpoint.
 TEST(SaveTest, AModelFolderIsTheBeginningAndItsFilesTravelAlong) {
   const MemoryDataset data = TinyData();

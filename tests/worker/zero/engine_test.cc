@@ -60,6 +60,31 @@ TEST(ZeroEngineTest, UnitsOutOfOrderAreRefusedNotGathered) {
   EXPECT_EQ(rank.engine().BeforeBackward(1).status().code(), absl::StatusCode::kInternal);
 }
 
+TEST(ZeroEngineTest, AnEvaluationHasForwardsOnlyAndTrainingGoesOnBehindIt) {
+  Rank rank({.stage = 3}, 0, nullptr);
+  const int units = static_cast<int>(rank.model().units.size());
+  for (uint64_t pass : {1, 2}) {
+    rank.engine().BeginEvaluation(pass);
+    for (int u = 0; u < units; ++u) {
+      ASSERT_TRUE(rank.engine().BeforeForward(u).ok()) << u;
+      ASSERT_TRUE(rank.engine().AfterForward(u).ok());
+    }
+    EXPECT_EQ(rank.engine().BeforeBackward(units - 2).status().code(), absl::StatusCode::kInternal);
+    rank.engine().BeginStep(pass + 1);
+    rank.engine().BeginRound(0);
+    for (int u = 0; u < units - 1; ++u) {
+      ASSERT_TRUE(rank.engine().BeforeForward(u).ok());
+      ASSERT_TRUE(rank.engine().AfterForward(u).ok());
+    }
+    ASSERT_TRUE(rank.engine().BeforeForward(units - 1).ok());
+    ASSERT_TRUE(rank.engine().AfterBackward(units - 1).ok());
+    EXPECT_TRUE(rank.engine().BeforeBackward(units - 2).ok());
+    ASSERT_TRUE(rank.engine().AfterBackward(units - 2).ok());
+    ASSERT_TRUE(rank.engine().BeforeBackward(units - 3).ok());
+    ASSERT_TRUE(rank.engine().AfterBackward(units - 3).ok());
+  }
+}
+
 TEST(ZeroEngineTest, ASinkRefusesRangesThatAreNotItsUnits) {
   Rank rank({.stage = 2}, 0, nullptr);
   rank.engine().BeginStep(1);
