@@ -41,7 +41,10 @@ struct SubmitOptions {
 };
 
 absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& options) {
-  ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJobFile(options.file, options.overrides));
+  ZS_ASSIGN_OR_RETURN(const LoadedJob job,
+                      LoadJobFile(options.file, {.overrides = options.overrides,
+                                                 .checkpoint_base = {},
+                                                 .resume_from = options.resume.from}));
   for (const std::string& warning : job.warnings) {
     *context.env->err << "zeroshard: note, " << warning << std::endl;
   }

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/reader.h"
 #include "common/files.h"
 #include "common/hf/config.h"
 #include "common/spec/job_spec.h"
@@ -73,24 +74,49 @@ absl::Status CheckHere(absl::string_view key, absl::string_view set, const std::
                                           "; correct the path, or name another with --set ", set));
 }
 
+// The model of the checkpoint that the job goes on from, with what the file says beside it. False
+// where there is no such checkpoint here.
+bool FillModelFromCheckpoint(const std::string& resume_from, v1::JobSpec* spec) {
+  const bool named = !resume_from.empty() && resume_from != "latest";
+  const absl::StatusOr<FoundCheckpoint> found =
+      FindCheckpoint(named ? resume_from : spec->checkpoint().dir());
+  if (!found.ok()) return false;
+  v1::ModelSpec model = found->manifest.spec.model();
+  if (!spec->model().trainable().empty()) model.clear_trainable();  // replaced, not added to
+  model.MergeFrom(spec->model());
+  *spec->mutable_model() = model;
+  return true;
+}
+
+// Fills model.init_from in.
+absl::StatusOr<std::vector<std::string>> ResolveModel(const std::string& resume_from,
+                                                      v1::JobSpec* spec) {
+  const std::string& folder = spec->model().init_from();
+  std::error_code ignored;
+  if (!folder.empty() && !fs::exists(folder, ignored) &&
+      FillModelFromCheckpoint(resume_from, spec)) {
+    return std::vector<std::string>{
+        absl::StrCat("model.init_from: ", folder, " is not here; the model is the checkpoint's")};
+  }
+  return ResolveInitFrom(spec);
+}
+
 }  // namespace
 
-absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path,
-                                      const std::vector<std::string>& overrides,
-                                      const std::string& checkpoint_base) {
+absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path, const LoadJobOptions& options) {
   ZS_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   const std::string source = path == "-" ? "standard input" : path;
   LoadedJob job;
-  ZS_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(text, source, overrides));
+  ZS_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(text, source, options.overrides));
   std::error_code error;
   const fs::path folder =
       path == "-" ? fs::current_path(error) : fs::absolute(path, error).parent_path();
   if (error) return absl::InternalError(absl::StrCat(source, ": ", error.message()));
-  ResolvePaths(folder, checkpoint_base, &job.spec);
+  ResolvePaths(folder, options.checkpoint_base, &job.spec);
   const auto in_source = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(source, ": ", status.message()));
   };
-  absl::StatusOr<std::vector<std::string>> warnings = ResolveInitFrom(&job.spec);
+  absl::StatusOr<std::vector<std::string>> warnings = ResolveModel(options.resume_from, &job.spec);
   if (!warnings.ok()) return in_source(warnings.status());
   job.warnings = *std::move(warnings);
   if (absl::Status status = NormaliseJobSpec(&job.spec); !status.ok()) return in_source(status);

@@ -15,14 +15,21 @@ struct LoadedJob {
   std::vector<std::string> warnings;  // a line each
 };
 
-// Reads, overrides, fills in (also from model.init_from's config.json) and checks. `path` "-" reads
-// standard input. Relative paths become absolute, because workers run elsewhere: they are relative
-// to the job file's folder (standard input: to the current one), checkpoint.dir to
-// `checkpoint_base` where that is given, in a folder of the job's name. NOT_FOUND, INVALID_ARGUMENT
-// and RESOURCE_EXHAUSTED name file, line and key.
-absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path,
-                                      const std::vector<std::string>& overrides,
-                                      const std::string& checkpoint_base = "");
+struct LoadJobOptions {
+  std::vector<std::string> overrides;  // KEY.PATH=VALUE
+  // Where a relative checkpoint.dir lies, in a folder of the job's name; empty: beside the job
+  // file.
+  std::string checkpoint_base;
+  // What the job is to go on from, as the user says it; empty: nothing, or what checkpoint.dir has.
+  std::string resume_from;
+};
+
+// Reads, overrides, fills in and checks. `path` "-" reads standard input. Relative paths become
+// absolute, because workers run elsewhere: they are relative to the job file's folder (standard
+// input: to the current one). A model that is named by model.init_from is filled in from that
+// folder's config.json or, where the folder is gone, from the checkpoint that the job goes on from.
+// NOT_FOUND, INVALID_ARGUMENT and RESOURCE_EXHAUSTED name file, line and key.
+absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path, const LoadJobOptions& options);
 
 // NOT_FOUND names the first path of the job's data, tokenizer or model that this machine does not
 // have or cannot read.

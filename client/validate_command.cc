@@ -21,7 +21,10 @@ struct ValidateOptions {
 };
 
 absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOptions& options) {
-  ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJobFile(options.file, options.overrides));
+  ZS_ASSIGN_OR_RETURN(
+      const LoadedJob job,
+      LoadJobFile(options.file,
+                  {.overrides = options.overrides, .checkpoint_base = {}, .resume_from = {}}));
   const v1::JobSpec& spec = job.spec;
   for (const std::string& warning : job.warnings) {
     *context.env->err << "zeroshard: note, " << warning << "\n";

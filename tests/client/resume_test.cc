@@ -118,6 +118,25 @@ TEST_F(ResumeTest, EveryPathOfASubmittedJobIsAbsolute) {
   EXPECT_EQ(spec.data().tokenizer(), (folder_ / "tok/tokenizer.json").string());
 }
 
+TEST_F(ResumeTest, AModelWhoseFolderIsGoneIsTheCheckpoints) {
+  Write(job_, absl::StrCat("name: tiny\nmodel: {init_from: gone}\n",
+                           "data: {train: [/abs/b], tokenizer: bytes}\nresources: {workers: 2}\n",
+                           "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 2\nsteps: 20\n",
+                           "checkpoint: {dir: ckpt}\n"));
+  Outcome outcome = Run({"submit", job_, "--resume-from", "latest"});
+  EXPECT_EQ(outcome.code, kExitNotFound);
+  EXPECT_THAT(outcome.err, HasSubstr("model.init_from"));
+
+  Save(4);
+  for (const std::string& from : {std::string("latest"), dir_, dir_ + "/step-00000004"}) {
+    outcome = Run({"submit", job_, "--resume-from", from});
+    EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("is not here; the model is the checkpoint's"));
+    EXPECT_EQ(fake_.submitted.spec().model().hidden_size(), 64u);
+    EXPECT_EQ(fake_.submitted.spec().model().init_from(), (folder_ / "gone").string());
+  }
+}
+
 TEST_F(ResumeTest, LocalStartsAnewWithoutCheckpoints) {
   const auto request = Local(10);
   ASSERT_TRUE(request.ok()) << request.status();
