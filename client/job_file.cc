@@ -77,12 +77,15 @@ absl::Status CheckHere(absl::string_view key, absl::string_view set, const std::
 // The model of the checkpoint that the job goes on from, with what the file says beside it. False
 // where there is no such checkpoint here.
 bool FillModelFromCheckpoint(const std::string& resume_from, v1::JobSpec* spec) {
-  const bool named = !resume_from.empty() && resume_from != "latest";
   const absl::StatusOr<FoundCheckpoint> found =
-      FindCheckpoint(named ? resume_from : spec->checkpoint().dir());
+      FindCheckpoint(resume_from == "latest" ? spec->checkpoint().dir() : resume_from);
   if (!found.ok()) return false;
   v1::ModelSpec model = found->manifest.spec.model();
-  if (!spec->model().trainable().empty()) model.clear_trainable();  // replaced, not added to
+  // What is the file's to say, also by saying nothing.
+  model.clear_trainable();
+  model.clear_embd_pdrop();
+  model.clear_attn_pdrop();
+  model.clear_resid_pdrop();
   model.MergeFrom(spec->model());
   *spec->mutable_model() = model;
   return true;
@@ -93,7 +96,7 @@ absl::StatusOr<std::vector<std::string>> ResolveModel(const std::string& resume_
                                                       v1::JobSpec* spec) {
   const std::string& folder = spec->model().init_from();
   std::error_code ignored;
-  if (!folder.empty() && !fs::exists(folder, ignored) &&
+  if (!folder.empty() && !resume_from.empty() && !fs::exists(folder, ignored) &&
       FillModelFromCheckpoint(resume_from, spec)) {
     return std::vector<std::string>{
         absl::StrCat("model.init_from: ", folder, " is not here; the model is the checkpoint's")};

@@ -20,7 +20,7 @@ struct LoadJobOptions {
   // Where a relative checkpoint.dir lies, in a folder of the job's name; empty: beside the job
   // file.
   std::string checkpoint_base;
-  // What the job is to go on from, as the user says it; empty: nothing, or what checkpoint.dir has.
+  // What the job may go on from: a folder, or latest, what checkpoint.dir has; empty: nothing.
   std::string resume_from;
 };
 

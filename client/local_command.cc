@@ -121,10 +121,12 @@ absl::StatusOr<LoadedJob> LocalRun::LoadJob() {
   std::error_code error;
   const std::string base = fs::absolute(options_.workdir, error).string();
   if (error) return absl::InternalError(absl::StrCat(options_.workdir, ": ", error.message()));
-  ZS_ASSIGN_OR_RETURN(LoadedJob job,
-                      LoadJobFile(options_.file, {.overrides = overrides,
-                                                  .checkpoint_base = base,
-                                                  .resume_from = options_.resume.from}));
+  // Without a word of the user's the job goes on from what its folder holds.
+  const std::string resume =
+      options_.resume.fresh || !options_.resume.from.empty() ? options_.resume.from : "latest";
+  ZS_ASSIGN_OR_RETURN(LoadedJob job, LoadJobFile(options_.file, {.overrides = overrides,
+                                                                 .checkpoint_base = base,
+                                                                 .resume_from = resume}));
   const v1::JobSpec& spec = job.spec;
   ZS_RETURN_IF_ERROR(CheckFilesHere(spec));
   const int wanted = static_cast<int>(spec.resources().workers());

@@ -1,8 +1,11 @@
 #include "client/resume.h"
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/reader.h"
 #include "common/status_macros.h"
 
@@ -13,9 +16,11 @@ namespace fs = std::filesystem;
 
 using Notice = std::function<void(const std::string&)>;
 
-absl::Status MoveAside(const std::string& dir, const Notice& notice) {
+// Renames the folder, whose lock nobody else may hold meanwhile.
+absl::Status MoveAside(const std::string& job, const std::string& dir, const Notice& notice) {
   std::error_code error;
   if (!fs::exists(dir, error)) return absl::OkStatus();
+  ZS_ASSIGN_OR_RETURN(const auto lock, CheckpointLock::Take(dir, job, "zeroshard local --fresh"));
   int n = 1;
   while (fs::exists(absl::StrCat(dir, ".old-", n), error)) ++n;
   const std::string aside = absl::StrCat(dir, ".old-", n);
@@ -25,6 +30,21 @@ absl::Status MoveAside(const std::string& dir, const Notice& notice) {
         absl::StrCat("cannot move ", dir, " to ", aside, ": ", error.message()));
   }
   notice(absl::StrCat("the checkpoints of earlier runs are now in ", aside));
+  return absl::OkStatus();
+}
+
+// A folder without a complete checkpoint is a start anew only if none was ever complete: one that
+// has a manifest and is damaged now must not be passed over for fresh weights.
+absl::Status CheckNoneDamaged(const std::string& dir) {
+  ZS_ASSIGN_OR_RETURN(const std::vector<CheckpointSummary> all, ListCheckpoints(dir));
+  for (const CheckpointSummary& one : all) {
+    std::error_code error;
+    if (one.complete || !fs::exists(one.path + "/manifest.json", error)) continue;
+    return absl::DataLossError(absl::StrCat(one.path, " was complete and is damaged: ", one.problem,
+                                            "; bring the file back, go on from another checkpoint "
+                                            "with --resume-from DIR, or start anew "
+                                            "with --fresh"));
+  }
   return absl::OkStatus();
 }
 
@@ -62,17 +82,22 @@ absl::StatusOr<v1::SubmitRequest> MakeRequest(const v1::JobSpec& spec,
 absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(const v1::JobSpec& spec,
                                                    const ResumeOptions& options,
                                                    const Notice& notice) {
+  if (options.fresh && !options.from.empty()) {
+    return absl::InvalidArgumentError(
+        "--fresh starts anew and --resume-from goes on: give one of them");
+  }
   ZS_ASSIGN_OR_RETURN(v1::SubmitRequest request, MakeRequest(spec, options));
   if (!spec.has_checkpoint()) return request;
   const std::string& dir = spec.checkpoint().dir();
   if (options.fresh) {
-    ZS_RETURN_IF_ERROR(MoveAside(dir, notice));
+    ZS_RETURN_IF_ERROR(MoveAside(spec.name(), dir, notice));
     return request;
   }
   std::error_code error;
   if (!options.from.empty() || !fs::exists(dir, error)) return request;
   const absl::StatusOr<FoundCheckpoint> found = FindCheckpoint(dir);
   if (absl::IsNotFound(found.status())) {
+    ZS_RETURN_IF_ERROR(CheckNoneDamaged(dir));
     notice(absl::StrCat("starting anew: ", found.status().message()));
     return request;
   }
@@ -87,6 +112,7 @@ absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(const v1::JobSpec& spec,
         "elsewhere with --workdir DIR"));
   }
   request.set_resume_from("latest");
+  for (const std::string& skipped : found->skipped) notice(absl::StrCat("not used: ", skipped));
   notice(absl::StrCat("going on from ", found->path, "; --fresh starts anew"));
   return request;
 }

@@ -25,7 +25,8 @@ absl::StatusOr<v1::SubmitRequest> MakeRequest(const v1::JobSpec& spec,
 
 // The same for zeroshard local, which sees the checkpoint folder: where it holds complete
 // checkpoints of the job, the job goes on from the newest. FAILED_PRECONDITION: that one is at the
-// job's last step. `notice` is told what was found.
+// job's last step, or --fresh of a folder that a running job holds; DATA_LOSS: the only ones there
+// are damaged. `notice` is told what was found.
 absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(
     const v1::JobSpec& spec, const ResumeOptions& options,
     const std::function<void(const std::string&)>& notice);

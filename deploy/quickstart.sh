@@ -129,13 +129,12 @@ started=$SECONDS
 build_programs "$build"
 say "Built in $build, in $((SECONDS - started)) s"
 
-# An earlier quickstart may have learnt another text.
-rm -rf -- "$workdir/checkpoints/$JOB_NAME"
 settings=()
 [[ -z $train ]] || settings=(--set "data.train=[$train]")
 say "Training $JOB_FILE on ${train:-/usr/share/common-licenses}"
 status=0
-"$zeroshard" local "$JOB_FILE" --workers "$WORKERS" --stores "$STORES" --workdir "$workdir" \
+# --fresh: an earlier quickstart may have learnt another text.
+"$zeroshard" local "$JOB_FILE" --workers "$WORKERS" --stores "$STORES" --workdir "$workdir" --fresh \
   "${settings[@]}" || status=$?
 ((status == 0)) || fail "the job did not complete (exit code $status); its logs are under $workdir"
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/folder_lock.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
 #include "common/spec/job_spec.h"
@@ -135,6 +136,9 @@ TEST_F(ResumeTest, AModelWhoseFolderIsGoneIsTheCheckpoints) {
     EXPECT_EQ(fake_.submitted.spec().model().hidden_size(), 64u);
     EXPECT_EQ(fake_.submitted.spec().model().init_from(), (folder_ / "gone").string());
   }
+  // Whoever starts anew wants the folder.
+  EXPECT_EQ(Run({"submit", job_}).code, kExitNotFound);
+  EXPECT_EQ(Run({"validate", job_}).code, kExitNotFound);
 }
 
 TEST_F(ResumeTest, LocalStartsAnewWithoutCheckpoints) {
@@ -171,6 +175,52 @@ TEST_F(ResumeTest, FreshMovesEarlierCheckpointsAside) {
   Save(10);
   ASSERT_TRUE(Local(10, Fresh()).ok());
   EXPECT_TRUE(fs::exists(dir_ + ".old-2/step-00000010/manifest.json"));
+}
+
+TEST_F(ResumeTest, FreshLeavesTheFolderOfARunningJob) {
+  Save(10);
+  {
+    const auto holder = CheckpointLock::Take(dir_, "other", "other-7");
+    ASSERT_TRUE(holder.ok()) << holder.status();
+    const auto request = Local(10, Fresh());
+    EXPECT_TRUE(absl::IsFailedPrecondition(request.status())) << request.status();
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr("other"));
+    EXPECT_TRUE(fs::exists(dir_ + "/step-00000010"));
+  }
+  EXPECT_TRUE(Local(10, Fresh()).ok());
+}
+
+TEST_F(ResumeTest, FreshAndResumeExcludeEachOther) {
+  ResumeOptions both = Fresh();
+  both.from = "latest";
+  EXPECT_TRUE(absl::IsInvalidArgument(Local(10, both).status()));
+}
+
+TEST_F(ResumeTest, AFolderWhoseOnlyCheckpointIsDamagedIsNoStartAnew) {
+  Save(4);
+  ASSERT_TRUE(fs::remove(dir_ + "/step-00000004/state-00000-of-00001.safetensors"));
+  const auto request = Local(10);
+  EXPECT_TRUE(absl::IsDataLoss(request.status())) << request.status();
+  EXPECT_THAT(std::string(request.status().message()),
+              AllOf(HasSubstr("state-00000-of-00001.safetensors"), HasSubstr("--fresh")));
+  EXPECT_TRUE(Local(10, Fresh()).ok());
+}
+
+TEST_F(ResumeTest, ASaveThatWasNeverCompleteIsPassedOver) {
+  fs::create_directories(dir_ + "/step-00000004");
+  const auto request = Local(10);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->resume_from(), "");
+  EXPECT_THAT(notices_, HasSubstr("starting anew"));
+}
+
+TEST_F(ResumeTest, WhatIsPassedOverIsNamed) {
+  Save(4);
+  fs::create_directories(dir_ + "/step-00000006");
+  const auto request = Local(10);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(notices_, AllOf(HasSubstr("not used: "), HasSubstr("step-00000006"),
+                              HasSubstr("going on from "), HasSubstr("step-00000004")));
 }
 
 TEST_F(ResumeTest, WhatTheUserNamesCounts) {
