@@ -190,6 +190,16 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   return plans;
 }
 
+uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank) {
+  uint64_t bytes = 0;
+  for (size_t u = 0; u < model.units.size(); ++u) {
+    const ShardLayout& layout = policy.layouts[u];
+    const uint64_t owned = static_cast<uint64_t>(layout.End(rank) - layout.Begin(rank));
+    bytes += owned * (policy.trained[u] ? 12 : 4);  // master, exp_avg, exp_avg_sq
+  }
+  return bytes;
+}
+
 double ModelStateBytes(double parameters, int ranks, int stage) {
   const double n = ranks;
   const double weights = stage >= 3 ? 2 / n : 2;

@@ -29,6 +29,11 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
 // Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable.
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
 
+// What a rank of a job with a checkpoint section sets aside beside its plan: one fp32 copy of the
+// state that it owns (12 bytes an element of a unit that is trained, 4 of a frozen one), from which
+// a checkpoint is written while training goes on.
+uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank);
+
 // The whole-model formula of the ZeRO paper (Rajbhandari et al. 2020, figure 1): bytes of 16-bit
 // parameters and gradients and 12 bytes of optimizer state a parameter on one of `ranks` ranks.
 double ModelStateBytes(double parameters, int ranks, int stage);

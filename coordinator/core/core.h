@@ -88,7 +88,8 @@ class Core {
   void GoOnFrom(const Checkpoint& checkpoint, Run* run) const;
   void Schedule(const Moment& moment, Decision* out);
   std::vector<Member*> Choose(const v1::JobSpec& spec, std::string* why_not);
-  // RESOURCE_EXHAUSTED when the planned bytes of the ranks on a host are more than it has.
+  // RESOURCE_EXHAUSTED when the planned bytes of the ranks on a host, with those that checkpoints
+  // take, are more than it has.
   absl::Status FitsMemory(const Run& run, const std::vector<Member*>& members) const;
   void OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
                       Decision* out);

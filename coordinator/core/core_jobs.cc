@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/planner.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -17,6 +18,21 @@ constexpr size_t kMaxSkippedBytes = 1024;
 std::string DescribeStart(const Checkpoint& from) {
   return absl::StrCat("goes on from ", from.resume.weights_only() ? "the weights of " : "",
                       "the checkpoint of step ", from.step, ", ", from.resume.checkpoint());
+}
+
+// Bytes that each rank sets aside for checkpoints; empty where it does not. A plan holds no such
+// field, and the specification says it all.
+std::vector<uint64_t> CheckpointCopies(const v1::JobSpec& spec) {
+  std::vector<uint64_t> bytes;
+  if (spec.checkpoint().dir().empty()) return bytes;
+  const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
+  if (!model.ok()) return bytes;  // then it has no plan either
+  const int world = static_cast<int>(spec.resources().workers());
+  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+  for (int rank = 0; rank < world; ++rank) {
+    bytes.push_back(CheckpointCopyBytes(*model, policy, rank));
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -178,10 +194,12 @@ std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not)
 absl::Status Core::FitsMemory(const Run& run, const std::vector<Member*>& members) const {
   struct Host {
     double planned = 0;
+    double copies = 0;  // that checkpoints are written from
     double memory = 0;  // 0: unknown
     size_t ranks = 0;
   };
   std::map<std::string, Host> hosts;
+  const std::vector<uint64_t> copies = CheckpointCopies(run.job.spec);
   for (size_t rank = 0; rank < members.size() && rank < run.job.plan.size(); ++rank) {
     const v1::Hello& hello = members[rank]->hello;
     const v1::ShardPlan& plan = run.job.plan[rank];
@@ -190,15 +208,24 @@ absl::Status Core::FitsMemory(const Run& run, const std::vector<Member*>& member
     for (uint64_t bytes : {plan.parameter_bytes(), plan.gradient_bytes(), plan.optimizer_bytes(),
                            plan.activation_bytes()})
       host.planned += static_cast<double>(bytes);
+    if (rank < copies.size()) host.copies += static_cast<double>(copies[rank]);
     ++host.ranks;
   }
   for (const auto& [name, host] : hosts) {
-    if (host.memory == 0 || host.planned <= host.memory) continue;
+    const double wanted = host.planned + host.copies;
+    if (host.memory == 0 || wanted <= host.memory) continue;
+    const std::string copy = host.copies == 0
+                                 ? ""
+                                 : absl::StrFormat(
+                                       "; %.1f GB of it for the copy that checkpoints are "
+                                       "written from",
+                                       host.copies * 1e-9);
     return absl::ResourceExhaustedError(absl::StrFormat(
         "the plan of its %d rank%s on host %s takes %.1f GB (parameters, gradients, optimizer, "
-        "activations), and that host has %.1f GB: use a higher ZeRO stage, more hosts, a smaller "
-        "micro-batch, activation_checkpointing or a smaller model",
-        host.ranks, host.ranks == 1 ? "" : "s", name, host.planned * 1e-9, host.memory * 1e-9));
+        "activations%s), and that host has %.1f GB: use a higher ZeRO stage, more hosts, a smaller "
+        "micro-batch, activation_checkpointing or a smaller model%s",
+        host.ranks, host.ranks == 1 ? "" : "s", name, wanted * 1e-9, copy, host.memory * 1e-9,
+        host.copies == 0 || host.planned > host.memory ? "" : ", or no checkpoint section"));
   }
   return absl::OkStatus();
 }

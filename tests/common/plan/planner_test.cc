@@ -49,5 +49,45 @@ TEST(PlanShardsTest, AnAbsurdlyLargeBatchIsPlannedAtOnce) {
   EXPECT_NEAR(static_cast<double>((*plans)[0].traffic_bytes_per_step()), expected, 1e-3 * expected);
 }
 
+// Counted here tensor by tensor, by the layout's rule that each starts at a multiple of 64.
+TEST(CheckpointCopyBytesTest, IsTwelveBytesOfWhatIsTrainedAndFourOfWhatIsFrozen) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_architecture("gpt2");
+  spec.mutable_model()->set_hidden_size(64);
+  spec.mutable_model()->set_layers(2);
+  spec.mutable_model()->set_heads(2);
+  spec.mutable_model()->set_sequence_length(16);
+  spec.mutable_model()->set_vocab_size(300);
+  spec.set_train_micro_batch_size_per_gpu(1);
+  spec.set_train_batch_size(3);
+  constexpr uint64_t kEmbedding = 300 * 64 + 16 * 64;
+  constexpr uint64_t kBlock = 2 * 64 + 4 * (64 * 64 + 64) + 2 * 64 + 2 * 64 * 256 + 256 + 64;
+  constexpr uint64_t kHead = 2 * 64;  // tied
+  spec.mutable_model()->set_tie_embeddings(true);
+  for (const bool bf16 : {false, true}) {
+    for (uint32_t stage = 0; stage <= 3; ++stage) {
+      for (const bool frozen : {false, true}) {
+        spec.mutable_bf16()->set_enabled(bf16);
+        spec.mutable_zero_optimization()->set_stage(stage);
+        spec.mutable_model()->clear_trainable();
+        if (frozen) spec.mutable_model()->add_trainable("blocks.1.*");
+        const auto model = MakeModelTable(spec.model());
+        ASSERT_TRUE(model.ok()) << model.status();
+        const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, 3));
+        uint64_t sum = 0;
+        for (int rank = 0; rank < 3; ++rank) sum += CheckpointCopyBytes(*model, policy, rank);
+        EXPECT_EQ(sum, frozen ? 4 * (kEmbedding + kBlock + kHead) + 12 * kBlock
+                              : 12 * (kEmbedding + 2 * kBlock + kHead))
+            << "stage " << stage;
+        // The first has whole shards of every unit.
+        const auto shard = [](uint64_t length) { return (length + 3 * 64 - 1) / (3 * 64) * 64; };
+        EXPECT_EQ(CheckpointCopyBytes(*model, policy, 0),
+                  (frozen ? 4 : 12) * (shard(kEmbedding) + shard(kBlock) + shard(kHead)) +
+                      12 * shard(kBlock));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zeroshard

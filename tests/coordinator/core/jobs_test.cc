@@ -297,5 +297,40 @@ TEST(Placement, AJobWhosePlanExceedsAHostsMemoryFailsWithTheNumbers) {
   EXPECT_NE(reason.find("has 8.0 GB"), std::string::npos) << reason;
 }
 
+// 64 M parameters of one embedding (and little else) at 12 bytes: 0.8 GB beside 1 GB of the plan.
+TEST(Placement, TheCopyThatCheckpointsAreWrittenFromCountsAndIsNamed) {
+  std::vector<v1::ShardPlan> plan(1);
+  plan[0].set_parameter_bytes(1'000'000'000);
+  v1::JobSpec spec = Harness::Spec("job", 1);
+  v1::ModelSpec& model = *spec.mutable_model();
+  model.set_architecture("llama");
+  model.set_hidden_size(64);
+  model.set_layers(1);
+  model.set_heads(1);
+  model.set_intermediate_size(64);
+  model.set_sequence_length(8);
+  model.set_vocab_size(1'000'000);
+  model.set_tie_embeddings(true);
+  spec.set_train_micro_batch_size_per_gpu(1);
+  spec.set_train_batch_size(1);
+  const auto state_with = [&](uint64_t memory, std::string* reason) {
+    Harness h;
+    h.Join("worker-0", "host-a", memory);
+    h.SubmitJob(spec, plan);
+    *reason = h.Status("job").reason();
+    return h.Status("job").state();
+  };
+  std::string reason;
+  EXPECT_EQ(state_with(1'500'000'000, &reason), v1::JOB_STATE_PLACING) << reason;
+  spec.mutable_checkpoint()->set_dir("/ckpt");
+  EXPECT_EQ(state_with(2'000'000'000, &reason), v1::JOB_STATE_PLACING) << reason;
+  EXPECT_EQ(state_with(1'500'000'000, &reason), v1::JOB_STATE_FAILED);
+  EXPECT_NE(reason.find("takes 1.8 GB"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("0.8 GB of it for the copy that checkpoints are written from"),
+            std::string::npos)
+      << reason;
+  EXPECT_NE(reason.find("or no checkpoint section"), std::string::npos) << reason;
+}
+
 }  // namespace
 }  // namespace zeroshard::coordinator
