@@ -33,6 +33,26 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// Makes the way to `dir` last, from the root of its file system down to its own entry. Another
+// process may have made any of these folders, a moment ago or before it was killed, so all are
+// synced, which costs nothing where there is nothing to write.
+absl::Status SyncAbove(FileSystem* files, const std::string& dir) {
+  std::error_code ignored;
+  std::string at = std::filesystem::absolute(dir, ignored).lexically_normal().string();
+  while (at.size() > 1 && at.back() == '/') at.pop_back();
+  struct stat here, above;
+  while (at.size() > 1 && stat(at.c_str(), &here) == 0) {
+    at = FolderOf(at);
+    if (stat(at.c_str(), &above) != 0 || above.st_dev != here.st_dev) break;
+    const absl::Status status = files->SyncFolder(at);
+    // A folder that this user may not read is none that this user has made.
+    if (status.ok() || absl::IsPermissionDenied(status)) continue;
+    return absl::Status(status.code(),
+                        absl::StrCat("checkpoint.dir ", dir, ": ", status.message()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteFile(FileSystem* files, const std::string& path, absl::string_view text) {
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, files->Create(path));
   ZS_RETURN_IF_ERROR(file->Append(text.data(), text.size()));
@@ -93,9 +113,10 @@ absl::Status Store::CheckOwner(const std::vector<CheckpointSummary>& there,
   if (resumed && CanonicalPath(FolderOf(resumed->path)) == CanonicalPath(options_.dir)) {
     return absl::OkStatus();
   }
+  // Not by run ids, which another coordinator may have given out too: what this run has written it
+  // goes on from.
   for (auto at = there.rbegin(); at != there.rend(); ++at) {
-    if (!at->complete || at->run_id == options_.run_id) continue;
-    if (resumed && at->run_id == resumed->manifest.run_id) continue;
+    if (!at->complete) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "checkpoint.dir ", options_.dir, " holds complete checkpoints of another run, the newest ",
         CheckpointName(at->step), " of run ", at->run_id,
@@ -108,29 +129,28 @@ absl::Status Store::MoveAside(const std::string& path) {
   std::string to = absl::StrCat(path, ".aside");
   for (int i = 2; IsThere(to); ++i) to = absl::StrCat(path, ".aside-", i);
   LogWarning("checkpoints: ", path, " is not on the way this run goes on; it is kept as ", to);
-  return files_->Rename(path, to);
+  ZS_RETURN_IF_ERROR(files_->Rename(path, to));
+  // At once: whatever fails next, a power cut must not bring it back.
+  return files_->SyncFolder(options_.dir);
 }
 
 absl::Status Store::Prepare(const std::optional<FoundCheckpoint>& resumed) {
   ZS_RETURN_IF_ERROR(Sweep());
   ZS_ASSIGN_OR_RETURN(const std::vector<CheckpointSummary> there, ListCheckpoints(options_.dir));
   ZS_RETURN_IF_ERROR(CheckOwner(there, resumed));
-  bool moved_latest = false, moved = false;
+  bool moved_latest = false;
   for (const CheckpointSummary& checkpoint : there) {
     if (resumed && checkpoint.step <= resumed->manifest.step) continue;
     ZS_RETURN_IF_ERROR(MoveAside(checkpoint.path));
-    moved = true;
     moved_latest = moved_latest || checkpoint.latest;
   }
-  if (moved_latest) {
-    if (resumed && IsThere(PathOf(resumed->manifest.step))) {
-      ZS_RETURN_IF_ERROR(PrepareLatest(resumed->manifest.step));
-      ZS_RETURN_IF_ERROR(ReplaceLatest());
-    } else {
-      ZS_RETURN_IF_ERROR(files_->RemoveAll(absl::StrCat(options_.dir, "/", kLatestName)));
-    }
+  if (!moved_latest) return absl::OkStatus();
+  if (resumed && IsThere(PathOf(resumed->manifest.step))) {
+    ZS_RETURN_IF_ERROR(PrepareLatest(resumed->manifest.step));
+    return ReplaceLatest();
   }
-  return moved ? files_->SyncFolder(options_.dir) : absl::OkStatus();
+  ZS_RETURN_IF_ERROR(files_->RemoveAll(absl::StrCat(options_.dir, "/", kLatestName)));
+  return files_->SyncFolder(options_.dir);
 }
 
 absl::StatusOr<std::string> Store::Begin(uint64_t step) {
@@ -263,9 +283,8 @@ absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(
   if (!options.resumed_from.empty()) {
     ZS_ASSIGN_OR_RETURN(resumed, FindCheckpoint(options.resumed_from));
   }
-  const bool was_there = IsThere(options.dir);
   ZS_RETURN_IF_ERROR(files->MakeFolder(options.dir));
-  if (!was_there) ZS_RETURN_IF_ERROR(files->SyncFolder(FolderOf(options.dir)));
+  ZS_RETURN_IF_ERROR(SyncAbove(files, options.dir));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<CheckpointLock> lock,
                       CheckpointLock::Take(options.dir, options.job, options.run_id));
   auto store = std::make_unique<Store>(files, options, std::move(lock));

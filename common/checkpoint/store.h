@@ -50,7 +50,8 @@ class CheckpointStore {
  public:
   // Makes the folder, takes its lock, and sweeps what a killed save left behind.
   // FAILED_PRECONDITION: another job holds it (naming job, run, host and process), or it holds
-  // complete checkpoints of a run that this one does not go on from (naming the newest).
+  // complete checkpoints and this run goes on from none of them (naming the newest), whatever their
+  // run ids: those repeat between coordinators.
   // Checkpoints newer than the one resumed from are moved aside (step-00000150.aside), never
   // overwritten.
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(

@@ -95,7 +95,8 @@ absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string
   return checkpoint;
 }
 
-absl::Status CheckFreshFolder(const std::string& dir) {
+// A run that begins at step 1 does not go on in a folder that holds another one's checkpoints.
+absl::Status CheckFreshFolder(const std::string& dir, bool weights_only) {
   ZS_ASSIGN_OR_RETURN(const std::vector<CheckpointSummary> there, ListCheckpoints(dir));
   const CheckpointSummary* newest = nullptr;
   for (const CheckpointSummary& checkpoint : there) {
@@ -104,7 +105,10 @@ absl::Status CheckFreshFolder(const std::string& dir) {
   if (newest == nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "checkpoint.dir ", dir, " holds checkpoints of run ", newest->run_id, ", the newest of step ",
-      newest->step, ": go on from it with --resume-from latest, or choose another folder"));
+      newest->step,
+      weights_only ? ", and a start from weights alone begins anew at step 1: name another "
+                     "checkpoint.dir (and in resume_from the folder that the weights are in)"
+                   : ": go on from it with --resume-from latest, or name another checkpoint.dir"));
 }
 
 }  // namespace
@@ -142,10 +146,11 @@ absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
       return absl::InvalidArgumentError(
           "weights_only is set without resume_from: there is nothing to take the weights from");
     }
-    if (!dir.empty()) ZS_RETURN_IF_ERROR(CheckFreshFolder(dir));
+    if (!dir.empty()) ZS_RETURN_IF_ERROR(CheckFreshFolder(dir, false));
     return std::nullopt;
   }
   ZS_ASSIGN_OR_RETURN(Checkpoint checkpoint, FindResume(spec, resume_from, weights_only));
+  if (weights_only && !dir.empty()) ZS_RETURN_IF_ERROR(CheckFreshFolder(dir, true));
   return checkpoint;
 }
 

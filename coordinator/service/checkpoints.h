@@ -21,7 +21,9 @@ absl::Status ProbeCheckpointFolder(const std::string& dir);
 //   INVALID_ARGUMENT: no checkpoint section for `latest`, a relative path, another model (naming
 //     the first difference), no step left to train.
 //   NOT_FOUND: no complete checkpoint; the message lists what there is and why it is none.
-//   FAILED_PRECONDITION: a fresh start into a folder that holds complete checkpoints.
+//   FAILED_PRECONDITION: a fresh start, or one from weights alone, into a folder that holds
+//   complete
+//     checkpoints.
 absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
                                                     const std::string& resume_from,
                                                     bool weights_only);

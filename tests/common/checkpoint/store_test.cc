@@ -195,6 +195,19 @@ TEST_F(StoreTest, AFreshStartBesideAnotherRunsCheckpointsIsRefusedWithTheWaysOut
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
 }
 
+// Another coordinator began to count its runs anew.
+TEST_F(StoreTest, AFreshStartBesideCheckpointsOfARunThatHasTheSameIdIsRefusedToo) {
+  {
+    const auto store = Open();
+    SaveSteps(store.get(), {1, 2});
+  }
+  const auto refused = CheckpointStore::Open(&files_, options_);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(refused.status()), HasSubstr("another checkpoint.dir"));
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  EXPECT_TRUE(IsWhole(options_.dir + "/step-00000002", 2));
+}
+
 TEST_F(StoreTest, AFreshStartBesideAnIncompleteOneMovesItAside) {
   fs::create_directories(options_.dir + "/step-00000001");
   std::ofstream(options_.dir + "/step-00000001/state-00000-of-00001.safetensors") << "half";
@@ -226,6 +239,50 @@ TEST_F(StoreTest, GoingOnFromElsewhereIsRefusedWhereTheFolderIsAnotherRuns) {
   const auto store = Open();
   SaveSteps(store.get(), {5});
   EXPECT_TRUE(IsWhole(other.dir + "/step-00000004", 4));
+}
+
+// Two clusters of one user count their runs alike.
+TEST_F(StoreTest, GoingOnFromElsewhereIsRefusedWhereTheOtherRunHasTheSameId) {
+  {
+    const auto store = Open();
+    SaveSteps(store.get(), {1, 7});
+  }
+  CheckpointStoreOptions other = options_;
+  other.dir = folder_ / "other";
+  {
+    const auto store = CheckpointStore::Open(&files_, other);
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE(Save(store->get(), &files_, 4, 1, other.run_id).ok());
+  }
+  options_.resumed_from = other.dir + "/step-00000004";
+  options_.keep_last = 1;
+  const auto refused = CheckpointStore::Open(&files_, options_);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(refused.status()), AllOf(HasSubstr(options_.dir), HasSubstr("step-00000007"),
+                                               HasSubstr("another checkpoint.dir")));
+  EXPECT_THAT(Steps(), ElementsAre(1, 7));
+  // What it holds of its own is gone on from, whatever the way that it is named by.
+  fs::create_directory_symlink(options_.dir, folder_ / "link");
+  options_.resumed_from = folder_ / "link/step-00000007";
+  EXPECT_NE(Open(), nullptr);
+}
+
+TEST_F(StoreTest, WhatWasMovedAsideStaysAsideWhenALaterMoveFailsAndThePowerIsCut) {
+  {
+    const auto store = Open();
+    SaveSteps(store.get(), {1, 2, 3});
+  }
+  options_.resumed_from = options_.dir + "/step-00000001";
+  bool seen = false;
+  for (int at = 1; !seen; ++at) {
+    FaultFileSystem files(Fault::kFail, at);
+    const auto store = CheckpointStore::Open(&files, options_);
+    ASSERT_FALSE(store.ok()) << "no operation moved step 3";
+    seen = Message(store.status()).find("step-00000003") != std::string::npos;
+    if (seen) files.LoseUnsynced();
+  }
+  EXPECT_TRUE(IsWhole(options_.dir + "/step-00000002.aside", 2));
+  EXPECT_THAT(Steps(), ElementsAre(1, 3));
 }
 
 TEST_F(StoreTest, ASecondJobInTheSameFolderIsRefusedNamingTheOneThatHoldsIt) {
@@ -306,14 +363,17 @@ TEST_F(StoreTest, AManifestThatCouldNotBeReadBackIsNotWritten) {
 
 TEST_F(StoreTest, AssetsAreCarriedAlongWithTheirChecksums) {
   std::ofstream(folder_ / "config.json") << "{\"a\": 1}";
-  std::ofstream(folder_ / "tokenizer.json") << std::string(100'000, 't');
+  std::ofstream(folder_ / "mine.json") << std::string(100'000, 't');
+  const auto assets = ReadAssets(
+      {{"tokenizer.json", folder_ / "mine.json"}, {"config.json", folder_ / "config.json"}});
+  ASSERT_TRUE(assets.ok()) << assets.status();
+  // What was read is what is written, whatever becomes of where it was read from.
+  fs::remove(folder_ / "config.json");
   const auto store = Open();
   const auto begun = store->Begin(1);
   ASSERT_TRUE(begun.ok());
   Manifest manifest = SmallManifest(1, 1, options_.run_id);
-  ASSERT_TRUE(CopyAssets(&files_, {folder_ / "config.json", folder_ / "tokenizer.json"}, *begun,
-                         &manifest.files)
-                  .ok());
+  ASSERT_TRUE(WriteAssets(&files_, *assets, *begun, &manifest.files).ok());
   ASSERT_EQ(manifest.files.size(), 2u);
   EXPECT_EQ(manifest.files[0].name, "assets/config.json");
   EXPECT_EQ(manifest.files[0].crc32c, Crc32c("{\"a\": 1}", 8));
@@ -323,6 +383,7 @@ TEST_F(StoreTest, AssetsAreCarriedAlongWithTheirChecksums) {
   const auto path = store->Complete(manifest);
   ASSERT_TRUE(path.ok()) << path.status();
   EXPECT_EQ(Contents(*path + "/assets/config.json"), "{\"a\": 1}");
+  EXPECT_EQ(Contents(*path + "/assets/tokenizer.json"), std::string(100'000, 't'));
   ASSERT_TRUE(IsWhole(*path, 1));
   // Damage to an asset is found as well.
   std::ofstream(*path + "/assets/config.json") << "{\"a\": 2}";
@@ -331,16 +392,21 @@ TEST_F(StoreTest, AssetsAreCarriedAlongWithTheirChecksums) {
   EXPECT_THAT(Message((*reader)->VerifyFiles(0, 1)), HasSubstr("assets/config.json"));
 }
 
-TEST_F(StoreTest, TwoAssetsOfOneNameAndMissingOnesAreRefused) {
-  fs::create_directories(folder_ / "a");
-  std::ofstream(folder_ / "config.json") << "1";
-  std::ofstream(folder_ / "a/config.json") << "2";
-  std::vector<CheckpointFile> described;
-  EXPECT_THAT(Message(CopyAssets(&files_, {folder_ / "config.json", folder_ / "a/config.json"},
-                                 folder_.path(), &described)),
-              HasSubstr("two files of this name"));
-  EXPECT_THAT(Message(CopyAssets(&files_, {folder_ / "none"}, folder_ / "b", &described)),
+TEST_F(StoreTest, AssetsThatCannotBeCarriedAreRefused) {
+  std::ofstream(folder_ / "a.json") << "12345";
+  std::ofstream(folder_ / "b.json") << "67890";
+  EXPECT_THAT(Message(ReadAssets({{"none", folder_ / "none"}}).status()),
               HasSubstr(folder_ / "none"));
+  const std::map<std::string, std::string> two = {{"a.json", folder_ / "a.json"},
+                                                  {"b.json", folder_ / "b.json"}};
+  EXPECT_TRUE(ReadAssets(two, 10).ok());
+  EXPECT_THAT(Message(ReadAssets(two, 9).status()),
+              AllOf(HasSubstr(folder_ / "b.json"), HasSubstr("more than 9 bytes")));
+  std::vector<CheckpointFile> described;
+  EXPECT_THAT(Message(WriteAssets(&files_, {{"a", ""}, {"a", ""}}, folder_ / "c", &described)),
+              HasSubstr("two files of this name"));
+  EXPECT_THAT(Message(WriteAssets(&files_, {{"../a", ""}}, folder_ / "c", &described)),
+              HasSubstr("cannot be used"));
 }
 
 }  // namespace

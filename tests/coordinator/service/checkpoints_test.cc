@@ -117,9 +117,28 @@ TEST_F(CheckpointsTest, AJobWithNoStepLeftIsRefusedWithTheNumbersUnlessOnlyWeigh
   WriteCheckpoint(spec, "demo-1", 100);
   EXPECT_THAT(Refusal("latest"), AllOf(HasSubstr("job demo has 100 steps"), HasSubstr("is at 100"),
                                        HasSubstr("raise steps")));
-  EXPECT_TRUE(FindStart(spec, "latest", true).ok());
+  v1::JobSpec elsewhere = spec;
+  elsewhere.mutable_checkpoint()->set_dir(folder / "other");
+  EXPECT_TRUE(FindStart(elsewhere, folder / "ckpt", true).ok());
   spec.set_steps(101);
   EXPECT_TRUE(FindStart(spec, "latest", false).ok());
+}
+
+TEST_F(CheckpointsTest, WeightsAloneWantAnotherFolderForTheCheckpointsOfTheNewRun) {
+  const std::string from = WriteCheckpoint(spec, "demo-1", 40);
+  for (const std::string& named : {std::string("latest"), from}) {
+    const auto refused = FindStart(spec, named, true);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.status().message()),
+                AllOf(HasSubstr(folder / "ckpt"), HasSubstr("demo-1"), HasSubstr("step 40"),
+                      HasSubstr("name another checkpoint.dir")));
+  }
+  spec.mutable_checkpoint()->set_dir(folder / "other");
+  const auto found = FindStart(spec, from, true);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE((*found)->resume.weights_only());
+  spec.clear_checkpoint();
+  EXPECT_TRUE(FindStart(spec, from, true).ok());
 }
 
 TEST_F(CheckpointsTest, AnotherModelIsRefusedNamingTheFirstDifference) {
