@@ -65,7 +65,9 @@ absl::Status TextTokens::AddParts(absl::string_view text, bool silent) {
     parts_.push_back({.text = text.substr(0, cut), .silent = silent});
     text.remove_prefix(cut);
     part_bytes_ += static_cast<int64_t>(cut);
-    if (part_bytes_ >= kRoundBytes * options_.threads) ZS_RETURN_IF_ERROR(EncodeParts());
+    if (part_bytes_ < kRoundBytes * options_.threads) continue;
+    ZS_RETURN_IF_ERROR(EncodeParts());
+    documents_.erase(documents_.begin(), documents_.end() - 1);  // `text` is of the last
   }
   return absl::OkStatus();
 }

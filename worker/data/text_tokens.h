@@ -37,6 +37,9 @@ class TextTokens {
   // What was added is in the run only after this.
   absl::Status Finish();
 
+  // Documents whose text is still kept: those of one round and the last.
+  size_t documents_kept() const { return documents_.size(); }
+
  private:
   // A part of a document; the parts around it give the same ids as one text would.
   struct Part {
