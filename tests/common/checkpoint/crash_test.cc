@@ -120,6 +120,39 @@ INSTANTIATE_TEST_SUITE_P(Each, Crash,
                                                                     : "PowerCut";
                          });
 
+TEST(PowerCut, LosesNoCompleteCheckpointOfATreeThatTheRunMade) {
+  SetLogLevel(LogLevel::kError);
+  int kept = 0;
+  for (int at = 1;; ++at) {
+    SCOPED_TRACE(at);
+    const TempFolder folder;
+    const std::string dir = folder / "models/small/checkpoints";
+    const std::string told = folder / "told";
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      FaultFileSystem files(Fault::kPowerCut, at);
+      const auto store = CheckpointStore::Open(&files, Options(dir, "new", ""));
+      if (!store.ok() || !Save(store->get(), &files, 1, kWorld, "new").ok()) _exit(1);
+      if (!WriteFileAtomically(told, "step 1").ok()) _exit(1);
+      _exit(Save(store->get(), &files, 2, kWorld, "new").ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status)) {
+      ASSERT_EQ(WEXITSTATUS(status), 0);
+      break;
+    }
+    if (!fs::exists(told)) continue;
+    ++kept;
+    const auto found = FindCheckpoint(dir);
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_TRUE(IsWhole(found->path, found->manifest.step));
+  }
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_GT(kept, 10);
+}
+
 class Failure : public Crash {};
 
 // The same store goes on after it: the disk has room again, or the error was a passing one.

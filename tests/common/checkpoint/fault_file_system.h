@@ -39,6 +39,18 @@ class FaultFileSystem : public FileSystem {
   // So far, counted from 1.
   int operations() const { return operations_; }
 
+  // Takes back whatever was not synced.
+  void LoseUnsynced() {
+    for (const int fd : unsynced_files_) {
+      struct stat status;
+      if (fstat(fd, &status) != 0 || ftruncate(fd, status.st_size / 2) != 0) _exit(99);
+    }
+    for (auto at = unsynced_renames_.rbegin(); at != unsynced_renames_.rend(); ++at) {
+      if (std::rename(at->second.c_str(), at->first.c_str()) != 0) _exit(98);
+    }
+    for (const std::string& entry : unsynced_entries_) std::filesystem::remove_all(entry);
+  }
+
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     std::unique_ptr<WritableFile> file;
     absl::Status status = Do(true, path, [&] {
@@ -53,7 +65,14 @@ class FaultFileSystem : public FileSystem {
     return file;
   }
   absl::Status MakeFolder(const std::string& path) override {
-    return Do(true, path, [&] { return Real().MakeFolder(path); });
+    return Do(true, path, [&] {
+      std::filesystem::path at = path;
+      while (!at.empty() && !std::filesystem::exists(at)) {
+        unsynced_entries_.insert(at.string());
+        at = at.parent_path();
+      }
+      return Real().MakeFolder(path);
+    });
   }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     return Do(false, from, [&] {
@@ -130,17 +149,6 @@ class FaultFileSystem : public FileSystem {
       raise(SIGKILL);
     }
     return status;
-  }
-
-  void LoseUnsynced() {
-    for (const int fd : unsynced_files_) {
-      struct stat status;
-      if (fstat(fd, &status) != 0 || ftruncate(fd, status.st_size / 2) != 0) _exit(99);
-    }
-    for (auto at = unsynced_renames_.rbegin(); at != unsynced_renames_.rend(); ++at) {
-      if (std::rename(at->second.c_str(), at->first.c_str()) != 0) _exit(98);
-    }
-    for (const std::string& entry : unsynced_entries_) unlink(entry.c_str());
   }
 
   const Fault fault_ = Fault::kNone;

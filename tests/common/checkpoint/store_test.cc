@@ -272,9 +272,12 @@ TEST_F(StoreTest, WhatWasMovedAsideStaysAsideWhenALaterMoveFailsAndThePowerIsCut
     const auto store = Open();
     SaveSteps(store.get(), {1, 2, 3});
   }
-  options_.resumed_from = options_.dir + "/step-00000001";
+  const std::string earlier = options_.dir;
   bool seen = false;
   for (int at = 1; !seen; ++at) {
+    options_.dir = absl::StrCat(folder_ / "copy-", at);
+    fs::copy(earlier, options_.dir, fs::copy_options::recursive);
+    options_.resumed_from = options_.dir + "/step-00000001";
     FaultFileSystem files(Fault::kFail, at);
     const auto store = CheckpointStore::Open(&files, options_);
     ASSERT_FALSE(store.ok()) << "no operation moved step 3";
