@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -19,7 +20,6 @@ namespace {
 
 // What is summed at a time: little enough to be cached still when it is.
 constexpr size_t kPart = size_t{1} << 20;
-constexpr size_t kMaxAsset = size_t{256} << 20;
 
 }  // namespace
 
@@ -43,28 +43,46 @@ absl::StatusOr<CheckpointFile> DescribeFile(const std::string& folder, const std
   }
 }
 
-absl::Status CopyAssets(FileSystem* file_system, const std::vector<std::string>& paths,
-                        const std::string& folder, std::vector<CheckpointFile>* files) {
-  if (paths.empty()) return absl::OkStatus();
-  const std::string assets = absl::StrCat(folder, "/", kAssets);
-  ZS_RETURN_IF_ERROR(file_system->MakeFolder(assets));
+absl::StatusOr<std::vector<Asset>> ReadAssets(const std::map<std::string, std::string>& paths,
+                                              size_t limit) {
+  std::vector<Asset> assets;
+  size_t total = 0;
+  for (const auto& [name, path] : paths) {
+    absl::StatusOr<std::string> content = ReadFile(path, limit - total);
+    if (absl::IsOutOfRange(content.status())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "with ", path, " the files that travel with the model have more than ", limit,
+          " bytes; they are kept in memory and copied into each checkpoint: take away what is not "
+          "the model's configuration or tokenizer"));
+    }
+    ZS_RETURN_IF_ERROR(content.status());
+    total += content->size();
+    assets.push_back({name, *std::move(content)});
+  }
+  return assets;
+}
+
+absl::Status WriteAssets(FileSystem* file_system, const std::vector<Asset>& assets,
+                         const std::string& folder, std::vector<CheckpointFile>* files) {
+  if (assets.empty()) return absl::OkStatus();
+  const std::string assets_folder = absl::StrCat(folder, "/", kAssets);
+  ZS_RETURN_IF_ERROR(file_system->MakeFolder(assets_folder));
   std::set<std::string> names;
-  for (const std::string& path : paths) {
-    const std::string base = path.substr(path.rfind('/') + 1);
-    const std::string name = absl::StrCat(kAssets, "/", base);
+  for (const Asset& asset : assets) {
+    const std::string name = absl::StrCat(kAssets, "/", asset.name);
     if (!StaysInside(name) || !names.insert(name).second) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "cannot carry ", path, " along in a checkpoint: ",
+          "cannot carry ", asset.name, " along in a checkpoint: ",
           StaysInside(name) ? "there are two files of this name" : "its name cannot be used"));
     }
-    ZS_ASSIGN_OR_RETURN(const std::string content, ReadFile(path, kMaxAsset));
-    ZS_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> copy,
+    ZS_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file,
                         file_system->Create(absl::StrCat(folder, "/", name)));
-    ZS_RETURN_IF_ERROR(copy->Append(content.data(), content.size()));
-    ZS_RETURN_IF_ERROR(copy->SyncAndClose());
-    files->push_back({name, content.size(), Crc32c(content.data(), content.size())});
+    ZS_RETURN_IF_ERROR(file->Append(asset.content.data(), asset.content.size()));
+    ZS_RETURN_IF_ERROR(file->SyncAndClose());
+    files->push_back(
+        {name, asset.content.size(), Crc32c(asset.content.data(), asset.content.size())});
   }
-  return file_system->SyncFolder(assets);
+  return file_system->SyncFolder(assets_folder);
 }
 
 }  // namespace zeroshard

@@ -2,8 +2,10 @@
 // Thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,10 +23,21 @@ absl::StatusOr<CheckpointFile> DescribeFile(
     const std::string& folder, const std::string& name,
     const std::function<void(uint64_t bytes)>& on_bytes = nullptr);
 
-// Copies small files (config.json, the tokenizer's; at most 256 MiB each) into <folder>/assets
-// under their own names, synced, and appends them to `files`. Nothing is made where `paths` is
-// empty. INVALID_ARGUMENT: two have one name.
-absl::Status CopyAssets(FileSystem* file_system, const std::vector<std::string>& paths,
-                        const std::string& folder, std::vector<CheckpointFile>* files);
+// A small file that travels with a model: config.json, the tokenizer's.
+struct Asset {
+  std::string name;
+  std::string content;
+};
+constexpr size_t kMaxAssetBytes = size_t{256} << 20;  // of all of a model's
+
+// Reads files, path by the name each shall have. NOT_FOUND and others name the path;
+// INVALID_ARGUMENT: together they have more than `limit` bytes.
+absl::StatusOr<std::vector<Asset>> ReadAssets(const std::map<std::string, std::string>& paths,
+                                              size_t limit = kMaxAssetBytes);
+
+// Writes them into <folder>/assets, synced, and appends them to `files`. Nothing is made where
+// there are none. INVALID_ARGUMENT: two have one name, or one is no name of a file.
+absl::Status WriteAssets(FileSystem* file_system, const std::vector<Asset>& assets,
+                         const std::string& folder, std::vector<CheckpointFile>* files);
 
 }  // namespace zeroshard

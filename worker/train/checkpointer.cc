@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/checkpoint/files.h"
 #include "common/checkpoint/reader.h"
 #include "common/files.h"
 #include "common/hf/export.h"
@@ -116,6 +115,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(
 
 absl::Status Checkpointer::Open() {
   if (IsRankZero()) {
+    ZS_ASSIGN_OR_RETURN(assets_, ReadAssets(options_.assets));
     CheckpointStoreOptions store;
     store.dir = dir_;
     store.job = options_.job;
@@ -342,7 +342,7 @@ absl::Status Checkpointer::Complete(const std::vector<Report>& reports) {
     const std::string name(report.name, strnlen(report.name, sizeof(report.name)));
     manifest.files.push_back({.name = name, .bytes = report.bytes, .crc32c = report.crc32c});
   }
-  ZS_RETURN_IF_ERROR(CopyAssets(options_.files, options_.assets, folder, &manifest.files));
+  ZS_RETURN_IF_ERROR(WriteAssets(options_.files, assets_, folder, &manifest.files));
   ++progress_;
   if (options_.spec.zero_optimization().stage3_gather_16bit_weights_on_model_save())
     ZS_RETURN_IF_ERROR(ExportWeights(folder, &manifest));
@@ -358,7 +358,7 @@ absl::Status Checkpointer::ExportWeights(const std::string& folder, Manifest* ma
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                       CheckpointReader::OpenCollected(folder, *manifest));
   HfExportOptions options;
-  if (!options_.assets.empty()) options.assets = absl::StrCat(folder, "/assets");
+  if (!assets_.empty()) options.assets = absl::StrCat(folder, "/assets");
   options.progress = [this](uint64_t, uint64_t) { ++progress_; };
   ZS_RETURN_IF_ERROR(ExportHfFolder(options_.spec.model(), *reader->Source(StateKind::kMaster),
                                     absl::StrCat(folder, "/model"), options));

@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/checkpoint/files.h"
 #include "common/checkpoint/store.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
@@ -39,9 +41,11 @@ enum class SaveState : uint8_t { kIdle, kCollecting, kWriting, kWritten, kFailed
 struct CheckpointerOptions {
   v1::JobSpec spec;  // with a checkpoint section
   std::string job, run_id;
-  std::string resumed_from;           // CheckpointStoreOptions::resumed_from
-  uint64_t samples = 0;               // of the training set
-  std::vector<std::string> assets;    // files that rank 0 copies into each checkpoint
+  std::string resumed_from;  // CheckpointStoreOptions::resumed_from
+  uint64_t samples = 0;      // of the training set
+  // Files that rank 0 puts into each checkpoint: path by name. Read once, in Create: what they are
+  // in may be gone by the time of a save, as the checkpoint that a run goes on from.
+  std::map<std::string, std::string> assets;
   const ModelTable* model = nullptr;  // these outlive the checkpointer
   const ZeroEngine* engine = nullptr;
   Device* device = nullptr;
@@ -51,9 +55,9 @@ struct CheckpointerOptions {
 
 class Checkpointer {
  public:
-  // Collective: rank 0 takes the folder, all set memory aside for one copy of what they own (12
-  // bytes an element). The same error on all ranks: FAILED_PRECONDITION names who holds the folder,
-  // RESOURCE_EXHAUSTED the bytes.
+  // Collective: rank 0 reads the assets and takes the folder, all set memory aside for one copy of
+  // what they own (12 bytes an element). The same error on all ranks: FAILED_PRECONDITION names who
+  // holds the folder, RESOURCE_EXHAUSTED the bytes.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(const CheckpointerOptions& options);
   // Cuts a save that is being written short, and abandons it; one that is being completed is.
   ~Checkpointer();
@@ -103,6 +107,7 @@ class Checkpointer {
 
   const CheckpointerOptions options_;
   std::string dir_;
+  std::vector<Asset> assets_;               // rank 0's
   std::unique_ptr<CheckpointStore> store_;  // rank 0's
   std::unique_ptr<CancellableFiles> files_;
   std::vector<OwnedRange> ranges_;

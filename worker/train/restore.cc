@@ -121,7 +121,7 @@ absl::Status InitialState::CompareDigests(const ModelTable& model, ZeroEngine* e
   return absl::OkStatus();
 }
 
-std::vector<std::string> FindAssets(const TrainerOptions& options) {
+std::map<std::string, std::string> FindAssets(const TrainerOptions& options) {
   std::map<std::string, std::string> by_name;
   const auto add = [&by_name](const std::string& folder, bool model) {
     for (const std::string& name : ListHfAssets(folder)) {
@@ -142,11 +142,9 @@ std::vector<std::string> FindAssets(const TrainerOptions& options) {
   } else if (std::filesystem::is_directory(tokenizer, error)) {
     add(tokenizer, false);
   } else if (std::filesystem::is_regular_file(tokenizer, error)) {
-    by_name[std::filesystem::path(tokenizer).filename().string()] = tokenizer;
+    by_name["tokenizer.json"] = tokenizer;  // by which name it is found again
   }
-  std::vector<std::string> paths;
-  for (const auto& [name, path] : by_name) paths.push_back(path);
-  return paths;
+  return by_name;
 }
 
 }  // namespace zeroshard

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,7 +52,8 @@ class InitialState {
 };
 
 // The files that travel with a model (ListHfAssets), and the tokenizer's: from the checkpoint gone
-// on from, else from model.init_from, and from data.tokenizer, whose files come first. Full paths.
-std::vector<std::string> FindAssets(const TrainerOptions& options);
+// on from, else from model.init_from, and from data.tokenizer, whose files come first. Full paths,
+// by the names they have in a checkpoint.
+std::map<std::string, std::string> FindAssets(const TrainerOptions& options);
 
 }  // namespace zeroshard

@@ -1,0 +1,119 @@
+// Files that travel with a model: through every save, whatever becomes of where they came from.
+#include <filesystem>
+#include <fstream>
+
+#include "common/checkpoint/files.h"
+#include "common/hf/config.h"
+#include "common/hf/export.h"
+#include "gmock/gmock.h"
+#include "tests/worker/train/checkpoint_harness.h"
+
+namespace zeroshard {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kTokenizer[] = R"({"mine": true})";
+
+// A Hugging Face folder with weights of some run of the tiny Llama.
+void MakeModelFolder(const std::string& to) {
+  TempFolder folder;
+  ExpectAllOk(TrainJob(SavingSpec(TinyLlama(), {1, 0}, 1, folder / "first", {"seed=11"}),
+                       {.world = 1}, TinyData()));
+  const auto first = CheckpointReader::Open(folder / ("first/" + CheckpointName(1)));
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status exported = ExportHfFolder((*first)->manifest().spec.model(),
+                                               *(*first)->Source(StateKind::kMaster), to, {});
+  ASSERT_TRUE(exported.ok()) << exported;
+  std::ofstream(to + "/tokenizer.json") << kTokenizer;
+}
+
+v1::JobSpec SpecFrom(const std::string& model, Shape shape, uint64_t steps,
+                     const std::string& dir) {
+  v1::JobSpec spec = SavingSpec(TinyLlama(), shape, steps, dir);
+  spec.mutable_model()->set_init_from(model);
+  const auto resolved = ResolveInitFrom(&spec);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  spec.mutable_checkpoint()->set_interval_steps(1);
+  return spec;
+}
+
+void ExpectHasTheFiles(const std::string& dir, uint64_t step) {
+  const std::string path = dir + "/" + CheckpointName(step);
+  EXPECT_EQ(Contents(path + "/assets/tokenizer.json"), kTokenizer);
+  EXPECT_TRUE(ReadHfConfig(path + "/assets").ok());
+  const auto reader = CheckpointReader::Open(path);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_TRUE((*reader)->VerifyFiles(0, 1).ok());
+}
+
+void ExpectAllComplete(const RankResult& result, size_t saves) {
+  EXPECT_EQ(result.checkpoints.size(), saves);
+  for (const v1::CheckpointRecord& record : result.checkpoints)
+    EXPECT_TRUE(record.complete()) << record.step() << ": " << record.message();
+}
+
+// The checkpoint that the run goes on from is deleted by the rule after the first save.
+TEST(AssetsTest, OutliveTheCheckpointThatTheRunGoesOnFrom) {
+  TempFolder folder;
+  const std::string dir = folder / "ckpt", model = folder / "model";
+  MakeModelFolder(model);
+  v1::JobSpec spec = SpecFrom(model, {2, 1}, 2, dir);
+  spec.mutable_checkpoint()->set_keep_last(1);
+  ExpectAllOk(TrainJob(spec, {.world = 2}, TinyData()));
+  std::filesystem::remove_all(model);
+  spec.set_steps(6);
+  const auto resumed = TrainJob(spec, Resume(2, dir + "/" + CheckpointName(2), 2), TinyData());
+  ExpectAllOk(resumed);
+  ExpectAllComplete(resumed[0], 4);
+  EXPECT_FALSE(std::filesystem::exists(dir + "/" + CheckpointName(2)));
+  ExpectHasTheFiles(dir, 6);
+}
+
+TEST(AssetsTest, OutliveTheModelFolder) {
+  TempFolder folder;
+  const std::string dir = folder / "ckpt", model = folder / "model";
+  MakeModelFolder(model);
+  RunOptions options{.world = 1};
+  options.on_step = [&](int, const v1::StepRecord& record) {
+    if (record.step() == 1) std::filesystem::remove_all(model);
+  };
+  const auto results = TrainJob(SpecFrom(model, {1, 0}, 3, dir), options, TinyData());
+  ExpectAllOk(results);
+  ExpectAllComplete(results[0], 3);
+  ExpectHasTheFiles(dir, 1);
+  ExpectHasTheFiles(dir, 3);
+}
+
+// As the checkpoint's tokenizer it has the name by which it is found again, in place of the
+// model's.
+TEST(AssetsTest, ATokenizerOfTheJobsOwnTakesThePlaceOfTheModels) {
+  TempFolder folder;
+  const std::string dir = folder / "ckpt", model = folder / "model";
+  MakeModelFolder(model);
+  std::ofstream(folder / "other.json") << "{}";
+  v1::JobSpec spec = SpecFrom(model, {1, 0}, 1, dir);
+  spec.mutable_data()->set_tokenizer(folder / "other.json");
+  ExpectAllOk(TrainJob(spec, {.world = 1}, TinyData()));
+  const std::string assets = dir + "/" + CheckpointName(1) + "/assets";
+  EXPECT_EQ(Contents(assets + "/tokenizer.json"), "{}");
+  EXPECT_FALSE(std::filesystem::exists(assets + "/other.json"));
+}
+
+// What cannot be read is said by all ranks, before anything is trained.
+TEST(AssetsTest, FilesThatCannotBeReadAreOneErrorOnAllRanks) {
+  TempFolder folder;
+  const std::string model = folder / "model";
+  MakeModelFolder(model);
+  std::filesystem::resize_file(model + "/tokenizer.json", kMaxAssetBytes + 1);  // a hole, no bytes
+  const auto results =
+      TrainJob(SpecFrom(model, {2, 1}, 1, folder / "ckpt"), {.world = 2}, TinyData());
+  for (const RankResult& result : results) {
+    EXPECT_EQ(result.status, results[0].status);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr(model + "/tokenizer.json"));
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
