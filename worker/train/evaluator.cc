@@ -22,12 +22,13 @@ Evaluator::Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngi
     : micro_batch_(static_cast<int64_t>(spec.train_micro_batch_size_per_gpu())),
       micro_batches_(EvalMicroBatches(spec, data->sample_count())),
       rounds_(CeilDiv(micro_batches_, comm->size())),
+      sequence_(spec.model().sequence_length()),
       seed_(spec.seed()),
       data_(data),
       engine_(engine),
       runner_(runner),
       comm_(comm),
-      buffers_(micro_batch_, spec.model().sequence_length()) {}
+      buffers_(micro_batch_, sequence_) {}
 
 absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& spec,
                                                              const TokenDataset* data,
@@ -41,7 +42,26 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& 
         "or a smaller train_micro_batch_size_per_gpu",
         data->sample_count(), spec.model().sequence_length(), evaluator->micro_batch_));
   }
+  ZS_RETURN_IF_ERROR(evaluator->CheckTargets());
   return evaluator;
+}
+
+absl::Status Evaluator::CheckTargets() {
+  const int64_t targets = micro_batch_ * sequence_;
+  for (int64_t j = 0; j < micro_batches_; ++j) {
+    const MicroBatch mb = LoadBatch(j);
+    ZS_RETURN_IF_ERROR(data_->status());
+    if (std::any_of(mb.targets, mb.targets + targets, [](int32_t t) { return t >= 0; }))
+      return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "none of the tokens in the first %d samples of eval.data carries a loss; give "
+      "other text, or more eval.batches",
+      micro_batches_ * micro_batch_));
+}
+
+MicroBatch Evaluator::LoadBatch(int64_t j) {
+  return buffers_.Load(*data_, [&](int64_t i) { return j * micro_batch_ + i; });
 }
 
 absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress& progress,
@@ -57,7 +77,7 @@ absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress
     const bool active = j < micro_batches_;
     MicroBatch mb = buffers_.last();
     if (active) {
-      mb = buffers_.Load(*data_, [&](int64_t i) { return j * micro_batch_ + i; });
+      mb = LoadBatch(j);
       ZS_RETURN_IF_ERROR(data_->status());
     }
     mb.seed = seed_;
@@ -94,11 +114,6 @@ absl::StatusOr<double> Evaluator::Fold(uint64_t step) {
     }
     loss += stats.loss;
     tokens += stats.tokens;
-  }
-  if (tokens == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("none of the tokens in the first %d samples of eval.data carries a loss",
-                        micro_batches_ * micro_batch_));
   }
   return loss / static_cast<double>(tokens);
 }

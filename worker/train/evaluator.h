@@ -19,7 +19,8 @@ int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples);
 
 class Evaluator {
  public:
-  // All pointers outlive this. INVALID_ARGUMENT: fewer samples than one micro-batch.
+  // All pointers outlive this. INVALID_ARGUMENT: fewer samples than one micro-batch, or no
+  // token of an evaluation carries a loss. DATA_LOSS as TokenDataset::status.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const v1::JobSpec& spec,
                                                            const TokenDataset* data,
                                                            ZeroEngine* engine, ModelRunner* runner,
@@ -29,18 +30,22 @@ class Evaluator {
   // world size and stage: micro-batch j (samples [j*mb, (j+1)*mb) of the file order) is rank
   // j mod N's, and losses are added in fp64 in the order of j. No dropout. Between steps; changes
   // nothing that training uses. INTERNAL, marked non-finite, names step, rank and samples;
-  // INVALID_ARGUMENT: no token carries a loss; DATA_LOSS as TokenDataset::status.
+  // DATA_LOSS as TokenDataset::status.
   absl::StatusOr<double> Run(uint64_t step, const ModelRunner::Progress& progress,
                              const std::atomic<bool>& stop);
 
  private:
   Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngine* engine,
             ModelRunner* runner, Communicator* comm);
+  // Whether there is anything to measure: usually the first sample tells.
+  absl::Status CheckTargets();
+  MicroBatch LoadBatch(int64_t j);
   absl::StatusOr<double> Fold(uint64_t step);
 
   const int64_t micro_batch_;
   const int64_t micro_batches_;
   const int64_t rounds_;
+  const int64_t sequence_;
   const uint64_t seed_;
   const TokenDataset* const data_;
   ZeroEngine* const engine_;

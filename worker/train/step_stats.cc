@@ -80,9 +80,9 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "step totals", .step = step};
   ZS_RETURN_IF_ERROR(
       comm_->AllGather(entries_.data(), StatsBytes(rounds_), DType::kU8, info).Wait());
-  ZS_RETURN_IF_ERROR(CheckFinite(step, first_sample, unit_names));
   for (int rank = 0; rank < comm_->size(); ++rank)
     flags_[static_cast<size_t>(rank)] = Verdict(rank).flags;
+  ZS_RETURN_IF_ERROR(CheckFinite(step, first_sample, unit_names));
 
   StepTotals totals;
   double loss = 0;
@@ -93,13 +93,10 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
     totals.tokens += r.tokens;
   }
   for (int rank = 0; rank < comm_->size(); ++rank) norm.Add(Verdict(rank).norm);
-  if (totals.tokens == 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "step %d: none of its tokens carries a loss; the step would divide by 0", step));
-  }
+  totals.hold = flags_[0].hold != 0;
+  if (totals.tokens == 0) return totals;
   totals.loss = loss / static_cast<double>(totals.tokens);
   totals.grad_norm = std::sqrt(norm.Value()) / static_cast<double>(totals.tokens);
-  totals.hold = flags_[0].hold != 0;
   return totals;
 }
 

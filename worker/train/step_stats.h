@@ -41,9 +41,9 @@ static_assert(sizeof(RankVerdict) == kStatsFixedBytes);
 static_assert(sizeof(RoundStats) == kStatsRoundBytes);
 
 struct StepTotals {
-  double loss = 0;       // mean over tokens
+  double loss = 0;       // mean over tokens; 0 of none
   double grad_norm = 0;  // of the mean loss
-  int64_t tokens = 0;
+  int64_t tokens = 0;    // that carry a loss
   bool hold = false;
 };
 
@@ -54,7 +54,7 @@ class StepExchange {
 
   // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value;
   // otherwise the collective's errors. `rounds`: this rank's, in order (fewer in a ragged last
-  // round).
+  // round). Also with an error flags() are this exchange's, unless it is the collective's.
   // `first_sample`: of the step, in the run's order.
   absl::StatusOr<StepTotals> Exchange(uint64_t step, int64_t first_sample,
                                       const RankVerdict& verdict,

@@ -272,7 +272,8 @@ class TrainerImpl : public Trainer {
       checkpointer_->WaitForCopy();
     }
     progress(StepPhase::kOptimizer, "");
-    ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));
+    // Nothing was said of how to change the weights: no decay either.
+    if (totals->tokens > 0) ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));
     progress(StepPhase::kBarrier, "");
     return totals;
   }

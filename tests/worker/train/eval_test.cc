@@ -183,6 +183,23 @@ TEST(EvalTest, TooLittleTextIsRefusedWithTheNumbers) {
   EXPECT_THAT(std::string(results[0].status.message()), HasSubstr("1 samples"));
 }
 
+// At once, and not after the steps before the first evaluation.
+TEST(EvalTest, TextWithoutALossIsRefusedBeforeTraining) {
+  const MemoryDataset data = TinyData();
+  MemoryDataset eval = EvalData(10);
+  eval.MaskTargets([](int64_t sample, int64_t) { return sample < 6; });
+  RunOptions options{.world = 2};
+  options.eval_data = &eval;
+  // The first six samples are one batch.
+  const auto refused = TrainJob(EvalSpec(TinyGpt2(), {2, 1}, 2, 2, 1), options, data);
+  for (const RankResult& result : refused) {
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument) << result.status;
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr("first 6 samples of eval.data"));
+    EXPECT_TRUE(result.records.empty());
+  }
+  ExpectAllOk(TrainJob(EvalSpec(TinyGpt2(), {2, 1}, 2, 2, 0), options, data));
+}
+
 const std::vector<std::string>& Dropout() {
   static const std::vector<std::string> rates = {"model.embd_pdrop=0.1", "model.attn_pdrop=0.2",
                                                  "model.resid_pdrop=0.1", "deterministic=true"};
