@@ -1,4 +1,5 @@
 // Running jobs whose time is over: who is missing, who is stuck.
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -14,6 +15,8 @@ bool Waits(const v1::Progress& progress) {
   return progress.phase() == "communication" || progress.phase() == "barrier" ||
          progress.phase() == "waiting";
 }
+
+bool Saves(const RankState& rank) { return rank.progress.phase() == kSavingPhase; }
 
 }  // namespace
 
@@ -57,13 +60,24 @@ void Core::CheckRuns(const Moment& moment, Decision* out) {
     if (run.job.state == v1::JOB_STATE_PLACING && !run.return_deadline &&
         moment.now >= run.start_deadline) {
       std::vector<std::string> missing;
+      bool loading = false;
       for (uint32_t rank = 0; rank < run.World(); ++rank) {
-        if (!run.ranks[rank].arrived) missing.push_back(describe(rank));
+        if (run.ranks[rank].arrived) continue;
+        missing.push_back(describe(rank));
+        loading |= run.ranks[rank].progress.phase() == "loading";
+      }
+      std::string advice;
+      if (loading) {
+        advice = "; where loading takes longer, raise timeouts.start_seconds";
+        if (run.job.spec.data().tokenizer() != "tokens") {
+          absl::StrAppend(&advice, ", or turn the text into tokens once with `zeroshard tokenize`");
+        }
       }
       EndJob(run, v1::JOB_STATE_FAILED,
              absl::StrCat(missing.size(), " of ", run.World(),
-                          " ranks had not started when timeouts.start_seconds was over: ",
-                          AtMostThree(missing)),
+                          " ranks had not started when timeouts.start_seconds (",
+                          Age(StartTimeout(run.job.spec)), ") was over: ", AtMostThree(missing),
+                          advice),
              moment, out);
       continue;
     }
@@ -84,18 +98,26 @@ void Core::CheckProgress(Run& run, const Moment& moment, Decision* out) {
   if (run.job.state != v1::JOB_STATE_RUNNING || run.return_deadline) return;
   const absl::Duration limit = StepTimeout(run.job.spec);
   // Everybody stops soon after one does: the culprit is furthest behind, and not merely waiting.
+  // A rank whose part of a checkpoint is written waits for those that still write.
   RankState* stuck = nullptr;
   bool expired = false;
-  const auto order = [](const RankState& rank) {
-    return std::make_tuple(rank.progress.step(), Waits(rank.progress), rank.last_advance);
+  absl::Duration saved = -absl::InfiniteDuration();
+  for (const RankState& rank : run.ranks) {
+    if (!rank.record.ended && Saves(rank)) saved = std::max(saved, rank.last_advance);
+  }
+  const auto advanced = [saved](const RankState& rank) {
+    return Saves(rank) ? saved : rank.last_advance;
+  };
+  const auto order = [&](const RankState& rank) {
+    return std::make_tuple(rank.progress.step(), Waits(rank.progress), advanced(rank));
   };
   for (RankState& rank : run.ranks) {
     if (rank.record.ended) continue;
-    if (moment.now - rank.last_advance >= limit) expired = true;
+    if (moment.now - advanced(rank) >= limit) expired = true;
     if (stuck == nullptr || order(rank) < order(*stuck)) stuck = &rank;
   }
   if (!expired || stuck == nullptr) return;
-  const std::string reason = absl::StrCat("no progress for ", Age(moment.now - stuck->last_advance),
+  const std::string reason = absl::StrCat("no progress for ", Age(moment.now - advanced(*stuck)),
                                           ", more than timeouts.step_seconds allows");
   Member* member = members_.Find(stuck->record.member);
   if (member != nullptr && member->hello.incarnation() == stuck->record.incarnation) {

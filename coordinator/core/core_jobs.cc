@@ -313,6 +313,7 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   run.return_deadline.reset();
   run.steps_deadline.reset();
   run.save_deadline.reset();
+  run.save_advanced = false;
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
   // Before watchers are told: whoever heard of the end finds no series of the job any more.

@@ -73,6 +73,10 @@ void Core::Heard(Run& run, RankState& rank, const v1::Progress* progress, const 
       old.set_advances(progress->advances());
       old.set_step(progress->step());
       old.set_phase(progress->phase().substr(0, 80));
+      if (run.save_deadline && old.phase() == kSavingPhase) {
+        run.save_deadline = std::max(*run.save_deadline, moment.now + SaveLimit(run));
+        run.save_advanced = true;  // ticks come often enough to notice the new one
+      }
     }
   }
   MarkPresent(run, rank, moment, out);
@@ -259,7 +263,7 @@ void Core::On(const ReportEnd& event, const Moment& moment, Decision* out) {
   if (!run->Failing() && MayHaveSaved(*run, *rank)) {
     // The others have stopped too: that was agreed before the checkpoint was written.
     if (!run->save_deadline) {
-      run->save_deadline = moment.now + CollectiveTimeout(run->job.spec);
+      run->save_deadline = moment.now + SaveLimit(*run);
       WakeBy(*run->save_deadline);
     }
     MaybeSaved(*run, moment, out);

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -39,8 +40,29 @@ std::string Describe(const v1::CheckpointRecord& record) {
                       Short(record.pause_seconds()));
 }
 
+// What a rank says that had saved before it was told to stop, where nobody reported a checkpoint of
+// that: rank 0 is gone, and this coordinator was away. Empty otherwise.
+std::string UnreportedSave(const Run& run) {
+  const std::string told = absl::StrCat(run.job.reason, "; ");
+  for (const RankState& rank : run.ranks) {
+    if (!rank.record.ended || rank.record.end.completed()) continue;
+    absl::string_view said = rank.record.end.message();
+    if (!absl::ConsumePrefix(&said, told)) continue;
+    if (said == absl::StrCat("saved step ", run.job.checkpoint.step())) continue;
+    return absl::StrCat(NameOfRank(rank.record.rank, rank.record.member, rank.record.host), ": ",
+                        said);
+  }
+  return "";
+}
+
 // How the user goes on after the run; empty where there is nothing to go on from.
-std::string Hint(const JobRecord& job) {
+std::string Hint(const Run& run) {
+  const JobRecord& job = run.job;
+  if (const std::string saved = UnreportedSave(run); !saved.empty()) {
+    return absl::StrCat("; ", saved,
+                        "; go on with --resume-from latest, the newest complete one in ",
+                        job.spec.checkpoint().dir());
+  }
   if (job.checkpoint.step() != 0) {
     return absl::StrCat("; go on from the checkpoint of step ", job.checkpoint.step(),
                         " with --resume-from ", job.checkpoint.path());
@@ -158,7 +180,7 @@ absl::Status Core::SaveAndCancel(Run& run, const Moment& moment, Decision* out) 
   run.job.saving = true;
   run.job.reason = kSaving;
   out->records.push_back(run.job);
-  run.save_deadline = moment.now + SaveTimeout(run.job.spec);
+  run.save_deadline = moment.now + SaveLimit(run);
   WakeBy(*run.save_deadline);
   AddEvent(run, kSaving, moment, out);
   StopOthers(run, kSaving, out, /*save=*/true);
@@ -180,12 +202,12 @@ void Core::CheckSave(Run& run, const Moment& moment, Decision* out) {
   for (const RankState& rank : run.ranks) {
     if (!rank.record.ended) missing.push_back(DescribeRank(run, rank.record.rank, moment));
   }
-  const absl::Duration time =
-      run.job.saving ? SaveTimeout(run.job.spec) : CollectiveTimeout(run.job.spec);
+  const char* since = run.save_advanced ? "the last sign that the save advanced"
+                      : run.job.saving  ? "being told to save"
+                                        : "the first";
   EndSaved(run,
            absl::StrCat(missing.size(), " of ", run.World(), " ranks had not stopped within ",
-                        Age(time), " of ", run.job.saving ? "being told to save" : "the first",
-                        ": ", AtMostThree(missing)),
+                        Age(SaveLimit(run)), " of ", since, ": ", AtMostThree(missing)),
            moment, out);
 }
 
@@ -193,7 +215,7 @@ void Core::EndSaved(Run& run, const std::string& trouble, const Moment& moment, 
   const v1::CheckpointRecord& saved = run.job.checkpoint;
   const std::string what = trouble.empty() ? WhatRanksSay(run) : trouble;
   if (!run.job.saving) {
-    EndJob(run, v1::JOB_STATE_FAILED, absl::StrCat(what, Hint(run.job)), moment, out);
+    EndJob(run, v1::JOB_STATE_FAILED, absl::StrCat(what, Hint(run)), moment, out);
   } else if (saved.step() != 0 && saved.step() == run.job.committed_step) {
     EndJob(run, v1::JOB_STATE_CANCELLED,
            absl::StrCat("cancelled by a client; the checkpoint of step ", saved.step(),
@@ -202,7 +224,7 @@ void Core::EndSaved(Run& run, const std::string& trouble, const Moment& moment, 
   } else {
     EndJob(run, v1::JOB_STATE_FAILED,
            absl::StrCat("it was to be cancelled with a checkpoint, but none of step ",
-                        run.job.committed_step, " was completed: ", what, Hint(run.job)),
+                        run.job.committed_step, " was completed: ", what, Hint(run)),
            moment, out);
   }
 }

@@ -26,8 +26,8 @@ inline absl::Duration StepTimeout(const v1::JobSpec& spec) {
   return absl::Seconds(spec.timeouts().has_step_seconds() ? spec.timeouts().step_seconds() : 600);
 }
 
-// How long a job has for the checkpoint with which it is cancelled: the step under way, and the
-// collectives that end it.
+// How long a job that is cancelled with a checkpoint has for the step under way and the collectives
+// that end it. Writing takes as long as it advances: each part that is written starts this anew.
 inline absl::Duration SaveTimeout(const v1::JobSpec& spec) {
   return StepTimeout(spec) + CollectiveTimeout(spec);
 }
@@ -64,6 +64,7 @@ struct Run {
   std::optional<absl::Duration> steps_deadline;    // all ranks completed, steps are missing
   std::optional<absl::Duration> verdict_deadline;  // failing: the verdict falls then
   std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
+  bool save_advanced = false;                      // which moved that deadline
   bool nonfinite = false;
 
   // The generation is open.
@@ -72,10 +73,20 @@ struct Run {
   uint32_t World() const { return static_cast<uint32_t>(ranks.size()); }
 };
 
-// It ended as a rank does that saved and stopped, rather than by an error.
+// The phase of a rank whose checkpoint is being written; `advances` grows with what is written.
+constexpr char kSavingPhase[] = "saving";
+
+// How long a run whose ranks save and stop may show no sign of it.
+inline absl::Duration SaveLimit(const Run& run) {
+  return run.job.saving ? SaveTimeout(run.job.spec) : CollectiveTimeout(run.job.spec);
+}
+
+// It ended as a rank does that saved and stopped, rather than by an error. Before the run trains
+// there is nothing to save.
 inline bool MayHaveSaved(const Run& run, const RankState& rank) {
-  return rank.record.ended && !rank.record.end.completed() &&
-         rank.record.end.error_code() == "CANCELLED" && !run.job.spec.checkpoint().dir().empty();
+  return run.job.state == v1::JOB_STATE_RUNNING && rank.record.ended &&
+         !rank.record.end.completed() && rank.record.end.error_code() == "CANCELLED" &&
+         !run.job.spec.checkpoint().dir().empty();
 }
 
 }  // namespace zeroshard::coordinator

@@ -154,6 +154,27 @@ TEST(Barrier, RanksThatDoNotStartInTimeFailTheJobByName) {
   EXPECT_THAT(h.member("worker-1").StopReason(), HasSubstr("had not started"));
 }
 
+TEST(Barrier, RanksThatStillLoadAreToldWhatHelps) {
+  const auto reason = [](const std::string& tokenizer, const std::string& phase) {
+    Harness h;
+    h.JoinMany(1);
+    v1::JobSpec spec = Harness::Spec("a", 1);
+    spec.mutable_data()->set_tokenizer(tokenizer);
+    h.SubmitJob(spec);
+    h.Work("worker-0", 0, phase);
+    h.AdvanceBeating(absl::Seconds(60), Names(1));
+    return h.Status("a").reason();
+  };
+  EXPECT_THAT(reason("/models/tokenizer.json", "loading"),
+              AllOf(HasSubstr("timeouts.start_seconds (60"),
+                    HasSubstr("raise timeouts.start_seconds, or turn the text into tokens once "
+                              "with `zeroshard tokenize`")));
+  EXPECT_THAT(reason("tokens", "loading"),
+              AllOf(HasSubstr("raise timeouts.start_seconds"), Not(HasSubstr("tokenize"))));
+  EXPECT_THAT(reason("bytes", "waiting"),
+              AllOf(HasSubstr("had not started"), Not(HasSubstr("raise"))));
+}
+
 TEST(Barrier, OfAFailedGenerationIsAborted) {
   Harness h;
   h.JoinMany(2);

@@ -312,19 +312,75 @@ TEST(SaveAndCancel, ARankThatNeverAnswersIsNamedWhenTheTimeIsOver) {
   h.CancelJob("a", true);
   h.End("worker-0", "CANCELLED", "saved step 10");
   h.Idle("worker-0");
-  // The other makes progress, but never ends: 30 s for the step and 20 s for the collectives.
+  // The other makes progress, but saves nothing: 30 s for the step and 20 s for the collectives.
   for (int second = 0; second < 49; ++second) {
-    h.Work("worker-1", 10, absl::StrCat("saving ", second));
+    h.Work("worker-1", 10, "forward");
     h.AdvanceBeating(absl::Seconds(1), kBoth);
   }
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
-  h.Work("worker-1", 10, "saving still");
+  h.Work("worker-1", 10, "forward");
   h.AdvanceBeating(absl::Seconds(2), kBoth);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
   EXPECT_THAT(h.Status("a").reason(),
               AllOf(HasSubstr("1 of 2 ranks had not stopped within 50.0 s of being told to save"),
-                    HasSubstr("rank 1 (worker-1 on host-a): step 10, saving still")));
+                    HasSubstr("rank 1 (worker-1 on host-a): step 10, forward")));
   EXPECT_FALSE(ToldToSave(h, "worker-1"));
+}
+
+// Ten minutes, where a step and a collective may take 50 s: a slow disk is no reason to give up.
+TEST(SaveAndCancel, ASaveThatAdvancesHasAllTheTimeItTakes) {
+  Harness h;
+  StartSaving(h, 10);
+  h.CancelJob("a", true);
+  // Rank 1 has written its part; rank 0's grows.
+  h.Work("worker-1", 10, "saving");
+  for (int second = 0; second < 600; second += 25) {
+    h.Work("worker-0", 10, "saving");
+    h.AdvanceBeating(absl::Seconds(25), kBoth);
+    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  }
+  h.ReportSaved("worker-0", Harness::Saved(10));
+  for (const std::string& name : kBoth) h.End(name, "CANCELLED", "saved step 10");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_THAT(h.Status("a").reason(), HasSubstr("the checkpoint of step 10 is complete"));
+}
+
+TEST(SaveAndCancel, ASaveThatNoLongerAdvancesIsGivenUp) {
+  Harness h;
+  StartSaving(h, 10);
+  h.CancelJob("a", true);
+  h.End("worker-1", "CANCELLED", "saved step 10");
+  h.Idle("worker-1");
+  for (int i = 0; i < 8; ++i) {
+    h.Work("worker-0", 10, "saving");
+    h.AdvanceBeating(absl::Seconds(10), kBoth);
+  }
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
+  // Alive, and busy with something else.
+  for (int i = 0; i < 39; ++i) {
+    h.Work("worker-0", 10, "waiting");
+    h.AdvanceBeating(absl::Seconds(1), kBoth);
+  }
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
+  h.Work("worker-0", 10, "waiting");
+  h.AdvanceBeating(absl::Seconds(3), kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(h.Status("a").reason(),
+              HasSubstr("1 of 2 ranks had not stopped within 50.0 s of the last sign that the "
+                        "save advanced: rank 0"));
+}
+
+// Heartbeats that repeat one another show no progress: the step's limit counts.
+TEST(SaveAndCancel, ASaveThatStandsStillOnEveryRankIsNoticed) {
+  Harness h;
+  StartSaving(h, 10);
+  h.CancelJob("a", true);
+  for (const std::string& name : kBoth) h.Work(name, 10, "saving");
+  h.AdvanceBeating(absl::Seconds(29), kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
+  h.AdvanceBeating(absl::Seconds(5), kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(h.Status("a").reason(), HasSubstr("no progress for 30"));
 }
 
 TEST(SaveAndCancel, ARankThatDiesMeanwhileEndsTheWait) {
@@ -372,7 +428,7 @@ TEST(SaveAndCancel, AfterARestartTheTimeIsBoundedToo) {
   h.Restart();
   for (const std::string& name : kBoth) h.Connect(name, true);
   for (int second = 0; second < 75; ++second) {
-    for (const std::string& name : kBoth) h.Work(name, 10, absl::StrCat("saving ", second));
+    for (const std::string& name : kBoth) h.Work(name, 10, "forward");
     h.AdvanceBeating(absl::Seconds(1), kBoth);
   }
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
@@ -480,6 +536,54 @@ TEST(Leaving, ARankThatDoesNotFollowIsNamedWhenTheTimeIsOver) {
   h.AdvanceBeating(absl::Seconds(2), kBoth);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
   EXPECT_THAT(h.Status("a").reason(), HasSubstr("1 of 2 ranks had not stopped within 20.0 s"));
+}
+
+// The peer waits at the barrier that starts training: nobody saved, and nobody follows by itself.
+TEST(Leaving, BeforeTheJobTrainsItEndsTheJobAtOnceAndIsTheCause) {
+  for (const bool restart : {false, true}) {
+    Harness h;
+    h.JoinMany(2);
+    h.SubmitJob(Harness::SavingSpec("a", 2));
+    for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+    h.Arrive("worker-0", "start");
+    h.End("worker-1", "CANCELLED", "told to leave (SIGTERM)", 1);
+    if (restart) {
+      h.Restart();
+      h.Connect("worker-0", true);
+    }
+    EXPECT_THAT(h.member("worker-0").StopReason(), HasSubstr("told to leave (SIGTERM)"));
+    h.End("worker-0", "CANCELLED", h.member("worker-0").StopReason());
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+    EXPECT_EQ(h.Status("a").reason(),
+              "rank 1 (worker-1 on host-a): CANCELLED: told to leave (SIGTERM)");
+  }
+}
+
+// Rank 0, which reports checkpoints, left while this coordinator was away.
+TEST(Leaving, ACheckpointThatNobodyReportedIsNamedByTheRankThatSavedToo) {
+  for (const uint64_t reported : {0, 5, 10}) {
+    Harness h;
+    StartSaving(h, 10);
+    if (reported > 0) h.ReportSaved("worker-0", Harness::Saved(reported));
+    h.Restart();
+    h.Connect("worker-1", true);
+    for (int i = 0; i < 100 && h.member("worker-1").StopReason().empty(); ++i) {
+      h.AdvanceBeating(absl::Milliseconds(500), {"worker-1"});
+    }
+    const std::string stop = h.member("worker-1").StopReason();
+    EXPECT_THAT(stop, HasSubstr("rank 0 (worker-0): it did not come back"));
+    h.End("worker-1", "CANCELLED", stop + "; saved step 10");
+    h.AdvanceBeating(absl::Seconds(2), {"worker-1"});
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+    const std::string reason = h.Status("a").reason();
+    EXPECT_THAT(reason, HasSubstr("rank 0 (worker-0 on host-a): it did not come back"));
+    if (reported == 10) {
+      EXPECT_THAT(reason, HasSubstr("checkpoint of step 10 with --resume-from /ckpt/step-10"));
+    } else {
+      EXPECT_THAT(reason, HasSubstr("; rank 1 (worker-1 on host-a): saved step 10; go on with "
+                                    "--resume-from latest, the newest complete one in /ckpt"));
+    }
+  }
 }
 
 TEST(Failing, TheReasonSaysWhichCheckpointToGoOnFrom) {
