@@ -14,6 +14,8 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads
         absl::StrCat("--device is \"", device, "\"; wanted cpu or cuda"));
   }
   WorkerBackend backend;
+  backend.threads = threads;
+  backend.open_data = TokenDataset::Open;
   backend.make_device = MakeCpuDevice;
   backend.make_ops = [threads] { return MakeCpuOps(threads); };
   backend.make_communicator = [](const GlooOptions& options, Rendezvous* rendezvous,

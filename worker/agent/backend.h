@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
 #include "worker/train/trainer.h"
@@ -15,6 +16,11 @@
 namespace zeroshard {
 
 struct WorkerBackend {
+  int threads = 1;  // of this worker's share of the host
+  // As TokenDataset::Open.
+  std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
+      const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>
+      open_data;
   std::function<std::unique_ptr<Device>()> make_device;
   std::function<std::unique_ptr<Ops>()> make_ops;
   std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const GlooOptions&, Rendezvous*,

@@ -168,6 +168,11 @@ void JobRun::SaveAndStop() {
   if (!assign_.spec().checkpoint().dir().empty()) save_and_stop_ = true;
 }
 
+bool JobRun::saved() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !saved_.empty();
+}
+
 bool JobRun::Leave(const std::string& reason, bool save) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -196,7 +201,7 @@ absl::Status JobRun::Train(std::string* digest) {
     return TrainWith(&parts, digest);
   });
   if (!status.ok()) {
-    if (absl::Status stopped = Stopped(); !stopped.ok()) status = stopped;
+    if (absl::Status stopped = Stopped(); !stopped.ok()) status = WithSaved(stopped);
     status = WithLeaving(status);
     // When this rank hangs up, the others report that it is gone: the coordinator should hear the
     // cause first.
@@ -282,6 +287,10 @@ absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
   // As all ranks were asked to: nobody hangs up before everybody knows that it is complete.
   const bool saved = absl::IsCancelled(status) && !stop_;
   if (saved) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      saved_ = std::string(status.message());
+    }
     const absl::Status met = Barrier("saved", timeouts.collective_seconds());
     if (!met.ok() && !stop_) LogWarning("after the last checkpoint: ", met.message());
   }
@@ -304,24 +313,26 @@ absl::Status JobRun::OpenData(Parts* parts) {
   const v1::JobSpec& spec = assign_.spec();
   const int64_t sequence = spec.model().sequence_length();
   const int64_t vocab = spec.model().vocab_size();
-  ZS_ASSIGN_OR_RETURN(parts->data, TokenDataset::Open(spec.data(), sequence, vocab));
+  const bool samples = !spec.sample().prompts().empty();
+  DatasetOptions options;
+  options.threads = context_.backend->threads;
+  // Large ones take seconds to load: once for all that use it.
+  const std::string& named = spec.data().tokenizer();
+  if (samples || (named != "tokens" && !named.empty())) {
+    ZS_ASSIGN_OR_RETURN(options.tokenizer, Tokenizer::Load(named));
+    ++advances_;
+  }
+  if (samples) parts->tokenizer = options.tokenizer;
+  ZS_ASSIGN_OR_RETURN(parts->data,
+                      context_.backend->open_data(spec.data(), sequence, vocab, options));
   ++advances_;
-  if (!spec.eval().data().empty()) {
-    v1::DataSpec eval = spec.data();
-    *eval.mutable_train() = spec.eval().data();
-    absl::StatusOr<std::unique_ptr<TokenDataset>> opened =
-        TokenDataset::Open(eval, sequence, vocab);
-    if (!opened.ok()) {
-      return absl::Status(opened.status().code(),
-                          absl::StrCat("eval.data: ", opened.status().message()));
-    }
-    parts->eval_data = *std::move(opened);
-    ++advances_;
-  }
-  if (!spec.sample().prompts().empty()) {
-    ZS_ASSIGN_OR_RETURN(parts->tokenizer, Tokenizer::Load(spec.data().tokenizer()));
-    ++advances_;
-  }
+  if (spec.eval().data().empty()) return absl::OkStatus();
+  v1::DataSpec eval = spec.data();
+  *eval.mutable_train() = spec.eval().data();
+  options.key = "eval.data";
+  ZS_ASSIGN_OR_RETURN(parts->eval_data,
+                      context_.backend->open_data(eval, sequence, vocab, options));
+  ++advances_;
   return absl::OkStatus();
 }
 
@@ -373,6 +384,12 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
 void JobRun::Enter(const char* phase) {
   phase_ = phase;
   ++advances_;
+}
+
+absl::Status JobRun::WithSaved(const absl::Status& stopped) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (saved_.empty()) return stopped;
+  return absl::CancelledError(absl::StrCat(stopped.message(), "; ", saved_));
 }
 
 absl::Status JobRun::WithLeaving(const absl::Status& status) const {

@@ -45,6 +45,9 @@ class JobRun {
   // coordinator has turned to something else already and is told nothing more of this run.
   void Stop(const std::string& reason, bool silent = false);
 
+  // The checkpoint after which the run ends is complete.
+  bool saved() const;
+
   const v1::Fence& fence() const { return fence_; }
   v1::Progress progress() const;
 
@@ -58,6 +61,8 @@ class JobRun {
   absl::Status OpenData(Parts* parts);
   absl::Status CompareData(const std::string& what, const TokenDataset* data,
                            Rendezvous* rendezvous);
+  // What a run that is stopped says: also what it had saved before.
+  absl::Status WithSaved(const absl::Status& stopped) const;
   absl::Status WithLeaving(const absl::Status& status) const;
   absl::Status Barrier(const std::string& name, uint32_t seconds);
   bool SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
@@ -86,6 +91,7 @@ class JobRun {
   mutable std::mutex mutex_;
   absl::Status stopped_;
   std::string leaving_;  // why the worker leaves
+  std::string saved_;    // the trainer's words, once all ranks have saved and stopped
 
   std::mutex comm_mutex_;         // also held while comm_ is aborted: it must not go meanwhile
   Communicator* comm_ = nullptr;  // while there is one to abort

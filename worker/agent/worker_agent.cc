@@ -51,7 +51,9 @@ bool WorkerAgent::Shutdown(const std::string& reason, absl::Duration grace,
     lock.lock();
     if (changed_.wait_for(lock, bounded(grace), [this] { return ended_; })) return true;
     lock.unlock();
-    run->Stop(absl::StrCat("no checkpoint was complete within ", absl::FormatDuration(grace)));
+    run->Stop(absl::StrCat(run->saved() ? "the coordinator did not answer within "
+                                        : "no checkpoint was complete within ",
+                           absl::FormatDuration(grace)));
   } else if (run != nullptr) {
     run->Stop(reason);
   }

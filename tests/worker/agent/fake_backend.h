@@ -24,6 +24,9 @@ struct FakeTraining {
   std::function<void(TrainObserver*, uint64_t step)> after_step = [](TrainObserver*, uint64_t) {};
   // Called with what the trainer is made from, while that is there.
   std::function<void(const TrainerOptions&)> on_create = [](const TrainerOptions&) {};
+  // Called with how each data set is opened.
+  std::function<void(const v1::DataSpec&, const DatasetOptions&)> on_open =
+      [](const v1::DataSpec&, const DatasetOptions&) {};
   absl::Status create_status;
   std::atomic<int> alive{0};     // parts of jobs that exist now
   std::atomic<int> trainers{0};  // created so far
@@ -146,6 +149,12 @@ class FakeTrainer : public Trainer {
 // 4096 bytes of parameters a job.
 inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
   WorkerBackend backend;
+  backend.threads = 3;
+  backend.open_data = [training](const v1::DataSpec& spec, int64_t sequence, int64_t vocab_size,
+                                 const DatasetOptions& options) {
+    training->on_open(spec, options);
+    return TokenDataset::Open(spec, sequence, vocab_size, options);
+  };
   backend.make_device = MakeCpuDevice;
   backend.make_ops = [] { return std::unique_ptr<Ops>(); };
   backend.make_communicator = [training](const GlooOptions& options, Rendezvous* rendezvous,

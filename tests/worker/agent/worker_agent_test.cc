@@ -406,7 +406,7 @@ TEST_F(WorkerAgentTest, AMissingValidationSetIsNamed) {
   v1::Assign job = Job("a-1");
   job.mutable_spec()->mutable_eval()->add_data(folder_ / "none");
   Assign(job);
-  EXPECT_THAT(AwaitEnd().message(), AllOf(HasSubstr("eval.data: "), HasSubstr(folder_ / "none")));
+  EXPECT_THAT(AwaitEnd().message(), AllOf(HasSubstr("eval.data"), HasSubstr(folder_ / "none")));
 }
 
 TEST_F(WorkerAgentTest, RanksThatSeeDifferentValidationSetsDoNotTrain) {
@@ -511,6 +511,69 @@ TEST_F(WorkerAgentTest, ASaveThatTakesLongerThanTheGraceIsLeftAndSaid) {
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_EQ(end.message(), "told to leave (SIGTERM); no checkpoint was complete within 50ms");
   EXPECT_EQ(end.blamed_rank(), 0u);
+}
+
+// The others never come to the barrier at which all know that it is complete.
+TEST_F(WorkerAgentTest, ARunThatIsStoppedAfterItSavedSaysWhatItSaved) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  cluster_.With([](auto& state) { state.world = 2; });
+  StopRun("a-1", "writing a checkpoint", /*save=*/true);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.barriers.count("saved") > 0; }));
+  StopRun("a-1", "stopping: rank 1 is gone");
+  EXPECT_THAT(AwaitEnd().message(),
+              testing::MatchesRegex("stopping: rank 1 is gone; saved step [0-9]+"));
+}
+
+TEST_F(WorkerAgentTest, AWorkerThatLeftWithACompleteCheckpointDoesNotSayThatThereIsNone) {
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  cluster_.With([](auto& state) { state.world = 2; });
+  StopRun("a-1", "writing a checkpoint", /*save=*/true);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.barriers.count("saved") > 0; }));
+  EXPECT_TRUE(
+      agent_->Shutdown("told to leave (SIGTERM)", absl::Milliseconds(50), absl::Seconds(30)));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_THAT(end.message(),
+              testing::MatchesRegex("told to leave \\(SIGTERM\\); the coordinator did not "
+                                    "answer within 50ms; saved step [0-9]+"));
+  EXPECT_EQ(end.blamed_rank(), 0u);
+}
+
+TEST_F(WorkerAgentTest, DataIsOpenedWithTheWorkersThreadsAndOneTokenizerForAll) {
+  std::ofstream(folder_ / "held_out") << "text that is held out";
+  std::vector<DatasetOptions> opened;
+  training_.on_open = [&](const v1::DataSpec&, const DatasetOptions& options) {
+    opened.push_back(options);
+  };
+  const Tokenizer* sampler = nullptr;
+  training_.on_create = [&](const TrainerOptions& options) { sampler = options.tokenizer; };
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_eval()->add_data(folder_ / "held_out");
+  job.mutable_spec()->mutable_sample()->add_prompts("Once");
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  ASSERT_EQ(opened.size(), 2u);
+  for (const DatasetOptions& options : opened) EXPECT_EQ(options.threads, backend_.threads);
+  ASSERT_NE(opened[0].tokenizer, nullptr);
+  EXPECT_EQ(opened[0].tokenizer, opened[1].tokenizer);
+  EXPECT_EQ(sampler, opened[0].tokenizer.get());
+  EXPECT_EQ(opened[0].key, "data.train");
+  EXPECT_EQ(opened[1].key, "eval.data");
+}
+
+TEST_F(WorkerAgentTest, TooLittleHeldOutTextIsSaidOfEvalDataAlone) {
+  std::ofstream(folder_ / "held_out") << "abc";
+  v1::Assign job = Job("a-1");
+  job.mutable_spec()->mutable_eval()->add_data(folder_ / "held_out");
+  Assign(job);
+  EXPECT_THAT(AwaitEnd().message(), AllOf(HasSubstr("eval.data ("), HasSubstr("has 3"),
+                                          testing::Not(HasSubstr("data.train"))));
 }
 
 TEST_F(WorkerAgentTest, AJobThatStillLoadsIsStoppedAtOnceWhenTheWorkerLeaves) {
