@@ -307,9 +307,8 @@ absl::Status Checkpointer::Finish(const std::vector<Report>& reports) {
   record_.set_pause_seconds(absl::ToDoubleSeconds(waited_ + pause_));
   if (!status.ok()) {
     store_->Abandon(step_);
-    record_.set_message(
-        absl::StrCat("the checkpoint of step ", step_, " was abandoned: ", status.message()));
-    LogWarning(record_.message());
+    record_.set_message(std::string(status.message()));
+    LogWarning("the checkpoint of step ", step_, " was abandoned: ", status.message());
   } else if (waited_ > absl::ZeroDuration()) {
     record_.set_message(
         absl::StrFormat("training waited %.1f s for the checkpoint before this one; save less "

@@ -14,6 +14,7 @@
 #include "common/plan/planner.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
+#include "common/status_payloads.h"
 #include "worker/train/agreement.h"
 #include "worker/train/batch_buffers.h"
 #include "worker/train/checkpointer.h"
@@ -109,9 +110,30 @@ class TrainerImpl : public Trainer {
   }
 
   absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) override {
+    absl::Status status = Train(observer, stop);
+    // Every rank came to this verdict from the same bytes, and all are here: a checkpoint on its
+    // way is of a step that was good, and may be the only one.
+    if (IsNonFinite(status)) CompleteSave(observer, stop);
+    return status;
+  }
+
+  absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
+  absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
+    return engine_->SetTensor(name, values);
+  }
+  absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
+    return engine_->GatherTensor(name);
+  }
+  const TrainCounters& counters() const override { return counters_; }
+
+ private:
+  bool IsRankZero() const { return options_.comm->rank() == 0; }
+
+  absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
     PhaseClock clock(&counters_, engine_.get());
     const uint64_t last = options_.spec.steps();
     for (uint64_t step = options_.first_step; step <= last; ++step) {
+      step_ = step;
       const SteadyTime start = std::chrono::steady_clock::now();
       ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, &clock));
       SaveRequest request = Requested();
@@ -141,18 +163,6 @@ class TrainerImpl : public Trainer {
     if (checkpointer_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
     return engine_->Drain();
   }
-
-  absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
-  absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
-    return engine_->SetTensor(name, values);
-  }
-  absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
-    return engine_->GatherTensor(name);
-  }
-  const TrainCounters& counters() const override { return counters_; }
-
- private:
-  bool IsRankZero() const { return options_.comm->rank() == 0; }
 
   absl::Status Fill(const InitialState& initial) {
     absl::StatusOr<std::unique_ptr<ZeroEngine>> engine =
@@ -327,8 +337,8 @@ class TrainerImpl : public Trainer {
     RankFlags flags;
     if (checkpointer_ == nullptr) return flags;
     flags.save_state = static_cast<uint8_t>(checkpointer_->state());
-    flags.save_progress = checkpointer_->progress() != told_progress_ ? 1 : 0;
-    told_progress_ = checkpointer_->progress();
+    const uint64_t before = std::exchange(told_progress_, checkpointer_->progress());
+    flags.save_progress = told_progress_ != before ? 1 : 0;
     return flags;
   }
 
@@ -359,10 +369,17 @@ class TrainerImpl : public Trainer {
         absl::StrCat("waiting for the checkpoint of step ", checkpointer_->step());
     const absl::Duration slice = std::min(kSlice, CollectiveDeadline() / 4);
     absl::Time moved = absl::Now();
+    // What the observer is told counts as an advance, so a disk that is stuck must not say
+    // anything.
+    uint64_t told_progress = checkpointer_->progress();
+    observer->OnProgress(step, StepPhase::kBarrier, what);
     while (!AllIdle(exchange_->flags())) {
       const absl::Time told = absl::Now();
       do {
-        observer->OnProgress(step, StepPhase::kBarrier, what);
+        if (const uint64_t now = checkpointer_->progress(); now != told_progress) {
+          told_progress = now;
+          observer->OnProgress(step, StepPhase::kBarrier, what);
+        }
         if (stop) return Stopped();
         if (!checkpointer_->Busy() || absl::Now() - told > slice) break;
         std::this_thread::sleep_for(kPoll);
@@ -415,12 +432,12 @@ class TrainerImpl : public Trainer {
     record.set_step(step);
     record.set_path(absl::StrCat(options_.spec.checkpoint().dir(), "/", CheckpointName(step)));
     record.set_pause_seconds(absl::ToDoubleSeconds(waited));
-    record.set_message(absl::StrFormat(
-        "the checkpoint of step %d was left out: nothing of the one of step %d was written for %s "
-        "(timeouts.collective_seconds). Look at the disk of %s",
-        step, checkpointer_->step(), absl::FormatDuration(CollectiveDeadline()),
-        options_.spec.checkpoint().dir()));
-    LogWarning(record.message());
+    record.set_message(
+        absl::StrFormat("it was left out, because nothing of the one of step %d was written for %s "
+                        "(timeouts.collective_seconds). Look at the disk of %s",
+                        checkpointer_->step(), absl::FormatDuration(CollectiveDeadline()),
+                        options_.spec.checkpoint().dir()));
+    LogWarning("the checkpoint of step ", step, ": ", record.message());
     observer->OnCheckpoint(record);
   }
 
@@ -431,9 +448,7 @@ class TrainerImpl : public Trainer {
       ZS_ASSIGN_OR_RETURN(begun, Save(step, observer, stop));
     }
     if (begun && checkpointer_->step() != step) return absl::OkStatus();  // was there already
-    absl::Status outcome = absl::DeadlineExceededError(
-        absl::StrCat("nothing was written for ", absl::FormatDuration(CollectiveDeadline()),
-                     " (timeouts.collective_seconds)"));
+    absl::Status outcome = absl::DeadlineExceededError(NothingWritten());
     if (begun) {
       // What the latest exchange said is older than the save.
       ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, SaveFlags()));
@@ -447,6 +462,27 @@ class TrainerImpl : public Trainer {
         outcome.code(),
         absl::StrCat("step ", step, " was trained, but its checkpoint could not be ",
                      "written: ", outcome.message()));
+  }
+
+  // Ends what save is on its way, where training ends with an error that all ranks have.
+  void CompleteSave(TrainObserver* observer, const std::atomic<bool>& stop) {
+    if (checkpointer_ == nullptr || checkpointer_->step() == 0) return;
+    const absl::Status status = [&]() -> absl::Status {
+      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step_, SaveFlags()));
+      ZS_RETURN_IF_ERROR(AdvanceSave(observer));
+      ZS_ASSIGN_OR_RETURN(const bool idle, WaitForSave(step_, observer, stop));
+      if (idle) return absl::OkStatus();
+      return absl::DeadlineExceededError(NothingWritten());
+    }();
+    if (!status.ok() && IsRankZero()) {
+      LogWarning("the checkpoint of step ", checkpointer_->step(),
+                 " that was on its way was not completed: ", status.message());
+    }
+  }
+
+  std::string NothingWritten() const {
+    return absl::StrCat("nothing was written for ", absl::FormatDuration(CollectiveDeadline()),
+                        " (timeouts.collective_seconds)");
   }
 
   // A save and stop was asked for.
@@ -485,6 +521,7 @@ class TrainerImpl : public Trainer {
   int64_t position_ = 0;     // of the first sample of first_step
   uint64_t saved_step_ = 0;  // the latest that was saved, or begun to be
   uint64_t told_progress_ = 0;
+  uint64_t step_ = 0;  // the one being trained
   std::vector<std::string> unit_names_;
   std::unique_ptr<ZeroEngine> engine_;
   std::unique_ptr<ModelRunner> runner_;

@@ -17,7 +17,7 @@ constexpr char kTokenizer[] = R"({"mine": true})";
 
 // A Hugging Face folder with weights of some run of the tiny Llama.
 void MakeModelFolder(const std::string& to) {
-  TempFolder folder;
+  MemoryFolder folder;
   ExpectAllOk(TrainJob(SavingSpec(TinyLlama(), {1, 0}, 1, folder / "first", {"seed=11"}),
                        {.world = 1}, TinyData()));
   const auto first = CheckpointReader::Open(folder / ("first/" + CheckpointName(1)));
@@ -55,7 +55,7 @@ void ExpectAllComplete(const RankResult& result, size_t saves) {
 
 // The checkpoint that the run goes on from is deleted by the rule after the first save.
 TEST(AssetsTest, OutliveTheCheckpointThatTheRunGoesOnFrom) {
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string dir = folder / "ckpt", model = folder / "model";
   MakeModelFolder(model);
   v1::JobSpec spec = SpecFrom(model, {2, 1}, 2, dir);
@@ -71,7 +71,7 @@ TEST(AssetsTest, OutliveTheCheckpointThatTheRunGoesOnFrom) {
 }
 
 TEST(AssetsTest, OutliveTheModelFolder) {
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string dir = folder / "ckpt", model = folder / "model";
   MakeModelFolder(model);
   RunOptions options{.world = 1};
@@ -88,7 +88,7 @@ TEST(AssetsTest, OutliveTheModelFolder) {
 // As the checkpoint's tokenizer it has the name by which it is found again, in place of the
 // model's.
 TEST(AssetsTest, ATokenizerOfTheJobsOwnTakesThePlaceOfTheModels) {
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string dir = folder / "ckpt", model = folder / "model";
   MakeModelFolder(model);
   std::ofstream(folder / "other.json") << "{}";
@@ -102,7 +102,7 @@ TEST(AssetsTest, ATokenizerOfTheJobsOwnTakesThePlaceOfTheModels) {
 
 // What cannot be read is said by all ranks, before anything is trained.
 TEST(AssetsTest, FilesThatCannotBeReadAreOneErrorOnAllRanks) {
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string model = folder / "model";
   MakeModelFolder(model);
   std::filesystem::resize_file(model + "/tokenizer.json", kMaxAssetBytes + 1);  // a hole, no bytes

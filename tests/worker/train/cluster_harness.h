@@ -78,6 +78,9 @@ struct RunOptions {
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   // Called on the rank's thread with its trainer's communicator, after each step.
   std::function<void(int rank, const v1::StepRecord&)> on_step = nullptr;
+  std::function<void(int rank, const std::string& unit)> on_progress = nullptr;
+  // Called when a rank's Run has returned.
+  std::function<void(int rank)> after_run = nullptr;
   // TrainerOptions of the same names.
   uint64_t first_step = 1;
   std::string resume_from = "";
@@ -95,7 +98,10 @@ class RecordingObserver : public TrainObserver {
  public:
   RecordingObserver(int rank, RankResult* result, const RunOptions* options)
       : rank_(rank), result_(*result), options_(*options) {}
-  void OnProgress(uint64_t step, StepPhase, const std::string&) override { step_ = step; }
+  void OnProgress(uint64_t step, StepPhase, const std::string& unit) override {
+    step_ = step;
+    if (options_.on_progress) options_.on_progress(rank_, unit);
+  }
   void OnStep(const v1::StepRecord& record) override {
     result_.records.push_back(record);
     if (options_.on_step) options_.on_step(rank_, record);
@@ -157,6 +163,7 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   RecordingObserver observer(rank, result, &options);
   const std::atomic<bool> stop{false};
   result->status = (*trainer)->Run(&observer, stop);
+  if (options.after_run) options.after_run(rank);
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int phase = 0; phase < kPhases; ++phase)
       result->traffic[op][phase] =

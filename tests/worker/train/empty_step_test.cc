@@ -23,7 +23,7 @@ TEST(EmptyStepTest, CountsAndIsRecordedButChangesNothing) {
   const MemoryDataset data = DataWithAnEmptyStep();
   for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
     for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{2, 2}, Shape{3, 3}}) {
-      TempFolder folder;
+      MemoryFolder folder;
       const std::string what =
           absl::StrFormat("world %d stage %d %s", shape.world, shape.stage, precision);
       v1::JobSpec spec = SavingSpec(TinyGpt2(), shape, 4, folder / "ckpt", {precision});
@@ -77,7 +77,7 @@ TEST(EmptyStepTest, AdamCountsIt) {
   const double right = m / std::sqrt(v);
   ASSERT_NEAR(right, 0.8586, 1e-3) << "a count of 2 would give 1";
   for (const Shape shape : {Shape{1, 0}, Shape{2, 3}}) {
-    TempFolder folder;
+    MemoryFolder folder;
     std::vector<std::string> still = base, moving = base;
     still.push_back("optimizer.params.lr=1.0e-30");
     moving.push_back("optimizer.params.lr=1.0e-3");

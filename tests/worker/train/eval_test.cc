@@ -149,10 +149,10 @@ TEST(EvalTest, ALossThatIsNotFiniteFailsTheJob) {
   std::vector<int32_t> tokens = ChainTokens(24 * 10 + 1, 60);
   tokens[24 * 7 + 3] = 60;  // sample 7, micro-batch 3, rank 1 of 2
   const MemoryDataset eval(tokens, 24);
-  TempFolder folder;
+  MemoryFolder folder;
   v1::JobSpec spec = EvalSpec(TinyLlama(), {2, 2}, 4, 2, 0);
   spec.mutable_checkpoint()->set_dir(folder / "ckpt");
-  spec.mutable_checkpoint()->set_interval_steps(2);
+  spec.mutable_checkpoint()->set_interval_steps(1);
   RunOptions options{.world = 2};
   options.eval_data = &eval;
   options.prepare = [](int, Trainer* trainer) -> absl::Status {
@@ -170,6 +170,8 @@ TEST(EvalTest, ALossThatIsNotFiniteFailsTheJob) {
     EXPECT_THAT(std::string(result.status.message()), HasSubstr("step 2"));
     EXPECT_THAT(std::string(result.status.message()), HasSubstr("samples 6 to 7 of eval.data"));
   }
+  // The one before is complete, and this step is not saved.
+  EXPECT_TRUE(CheckpointReader::Open(folder / "ckpt/step-00000001").ok());
   EXPECT_FALSE(std::filesystem::exists(folder / "ckpt/step-00000002"));
 }
 
@@ -227,7 +229,7 @@ TEST(DropoutTest, GoesOnThroughAResumeAndIsNotInTheEvaluation) {
   const std::string text = TinyGpt2();
   RunOptions options{.world = 2};
   options.eval_data = &eval;
-  TempFolder folder;
+  MemoryFolder folder;
   v1::JobSpec spec = EvalSpec(text, {2, 2}, 4, 1, 0, Dropout());
   spec.mutable_checkpoint()->set_dir(folder / "ckpt");
   spec.mutable_checkpoint()->set_interval_steps(2);

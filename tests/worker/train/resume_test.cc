@@ -24,7 +24,7 @@ class Matrix : public testing::TestWithParam<int> {};
 TEST_P(Matrix, EveryShapeLoadsWhatThisOneSavedBitForBit) {
   const Shape from = AllShapes()[static_cast<size_t>(GetParam())];
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string dir = folder / "from";
   ExpectAllOk(TrainJob(SavingSpec(TinyLlama(), from, 2, dir), {.world = from.world}, data));
   const State saved = ReadState(Step(dir, 2));
@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(From, Matrix, testing::Range(0, 16), [](const auto& inf
 // bf16 jobs keep fp32 masters: nothing is lost on the way to fp32 and back.
 TEST(ResumeTest, PrecisionsLoadEachOthersStateBitForBit) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   const std::vector<std::string> precisions = {"bf16.enabled=false", "bf16.enabled=true"};
   for (const std::string& from : precisions) {
     const std::string dir = folder / ("from-" + from);
@@ -70,7 +70,7 @@ TEST(ResumeTest, PrecisionsLoadEachOthersStateBitForBit) {
 TEST(ResumeTest, FrozenTensorsKeepTheirValues) {
   const MemoryDataset data = TinyData();
   const std::vector<std::string> frozen = {"model.trainable=['blocks.1.mlp.*', '*ln_f*']"};
-  TempFolder folder;
+  MemoryFolder folder;
   for (const std::string precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
     std::vector<std::string> more = frozen;
     more.push_back(precision);
@@ -109,7 +109,7 @@ TEST(ResumeTest, TheHistoryIsTheUninterruptedRunsAtTheSameWorldSize) {
   const MemoryDataset data = TinyData();
   for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
     for (const Shape shape : {Shape{1, 0}, Shape{2, 0}, Shape{2, 1}, Shape{3, 2}, Shape{2, 3}}) {
-      TempFolder folder;
+      MemoryFolder folder;
       const std::string what =
           absl::StrFormat("world %d stage %d %s", shape.world, shape.stage, precision);
       const std::vector<std::string> more = {precision};
@@ -132,7 +132,7 @@ TEST(ResumeTest, TheHistoryIsTheUninterruptedRunsAtTheSameWorldSize) {
 TEST(ResumeTest, DeterministicHistoryIsTheSameAtAnyWorldSizeAndStage) {
   const MemoryDataset data = TinyData();
   const std::vector<std::string> more = {kDeterministic, "scheduler.params.total_steps=6"};
-  TempFolder folder;
+  MemoryFolder folder;
   const std::string dir = folder / "ckpt";
   const auto whole = TrainJob(SavingSpec(TinyLlama(), {1, 0}, 6, "", more), {.world = 1}, data);
   ExpectAllOk(TrainJob(SavingSpec(TinyLlama(), {3, 3}, 3, dir, more), {.world = 3}, data));
@@ -169,7 +169,7 @@ TEST(ResumeTest, AdamCountsItsStepsThroughASaveAndAResume) {
   ASSERT_NEAR(count_reset, 2.074, 5e-4);
   ASSERT_NEAR(moments_lost, 0.482, 5e-4);
   for (const Shape shape : {Shape{1, 0}, Shape{2, 3}}) {
-    TempFolder folder;
+    MemoryFolder folder;
     const std::string dir = folder / "ckpt";
     std::vector<std::string> still = base, moving = base;
     still.push_back("optimizer.params.lr=1.0e-30");
@@ -196,7 +196,7 @@ TEST(ResumeTest, AdamCountsItsStepsThroughASaveAndAResume) {
 
 TEST(ResumeTest, WeightsAloneStartAnew) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), {2, 1}, 3, folder / "ckpt"), {.world = 2}, data));
   const State saved = ReadState(Step(folder / "ckpt", 3));
   RunOptions options{.world = 1};
@@ -226,7 +226,7 @@ TEST(ResumeTest, WeightsAloneStartAnew) {
 // takes up the order where the first left it.
 TEST(ResumeTest, AnotherBatchSizeGoesOnInTheSameOrder) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 3, folder / "ckpt"), {.world = 1}, data));
   const auto reader = CheckpointReader::Open(Step(folder / "ckpt", 3));
   ASSERT_TRUE(reader.ok());
@@ -240,7 +240,7 @@ TEST(ResumeTest, AnotherBatchSizeGoesOnInTheSameOrder) {
 }
 
 TEST(ResumeTest, OtherDataAreReadFromTheirBeginning) {
-  TempFolder folder;
+  MemoryFolder folder;
   ExpectAllOk(
       TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 3, folder / "ckpt"), {.world = 1}, TinyData()));
   const MemoryDataset other(ChainTokens(24 * 30 + 1, 61, 5), 24);
@@ -266,7 +266,7 @@ class Refusals : public testing::Test {
     }
     return results[0].status;
   }
-  TempFolder folder_;
+  MemoryFolder folder_;
   const std::string dir_ = folder_ / "ckpt";
   const MemoryDataset data_ = TinyData();
 };

@@ -29,7 +29,7 @@ TEST(SamplesTest, AreTheSameAtAnyShapeAndWhatGenerateGivesForTheCheckpoint) {
   const auto tokenizer = Tokenizer::Load("bytes");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const MemoryDataset data = Bytes();
-  TempFolder folder;
+  MemoryFolder folder;
   std::vector<std::string> first;
   for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{3, 3}, Shape{4, 2}, Shape{4, 3}}) {
     RunOptions options{.world = shape.world};

@@ -1,11 +1,13 @@
 // Saving while training goes on: when, what is in a checkpoint, and what happens when it cannot be
 // written.
+#include <atomic>
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <mutex>
 
+#include "absl/time/clock.h"
 #include "common/checkpoint/store.h"
 #include "common/files.h"
 #include "common/hf/config.h"
@@ -19,6 +21,7 @@ namespace zeroshard {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // The real one, which asks `before_append` before anything is written to a state file.
 class GuardedFiles : public FileSystem {
@@ -74,6 +77,8 @@ std::vector<uint64_t> CompleteSteps(const std::string& dir) {
   return steps;
 }
 
+bool IsWaiting(const std::string& unit) { return unit.find("waiting for the checkpoint") == 0; }
+
 std::vector<std::string> Names(const std::string& dir) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(dir))
@@ -84,7 +89,7 @@ std::vector<std::string> Names(const std::string& dir) {
 TEST(SaveTest, SavesWhenDueAndAfterTheLastStep) {
   const MemoryDataset data = TinyData();
   for (const Shape shape : {Shape{1, 0}, Shape{3, 2}}) {
-    TempFolder folder;
+    MemoryFolder folder;
     v1::JobSpec spec = SavingSpec(TinyGpt2(), shape, 7, folder / "ckpt");
     spec.mutable_checkpoint()->set_interval_steps(3);
     const auto results = TrainJob(spec, {.world = shape.world}, data);
@@ -113,7 +118,7 @@ TEST(SaveTest, SavesWhenDueAndAfterTheLastStep) {
 TEST(SaveTest, ChangesNoBitOfTraining) {
   const MemoryDataset data = TinyData();
   for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{2, 3}}) {
-    TempFolder folder;
+    MemoryFolder folder;
     const auto without =
         TrainJob(SavingSpec(TinyGpt2(), shape, 6, ""), {.world = shape.world}, data);
     v1::JobSpec spec = SavingSpec(TinyGpt2(), shape, 6, folder / "ckpt");
@@ -134,7 +139,7 @@ TEST(SaveTest, WhatIsSavedIsTheStateOfItsStepAndNotOfTheNext) {
   const MemoryDataset data = TinyData();
   for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
     for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{2, 3}}) {
-      TempFolder folder;
+      MemoryFolder folder;
       v1::JobSpec spec = SavingSpec(TinyGpt2(), shape, 4, folder / "all", {precision});
       spec.mutable_checkpoint()->set_interval_steps(1);
       ExpectAllOk(TrainJob(spec, {.world = shape.world}, data));
@@ -151,7 +156,7 @@ TEST(SaveTest, WhatIsSavedIsTheStateOfItsStepAndNotOfTheNext) {
 
 TEST(SaveTest, OneRanksWishIsEnough) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   RunOptions options{.world = 3};
   options.wants_save = [](int rank, uint64_t step) {
     return rank == 2 && step == 2 ? SaveRequest::kSave : SaveRequest::kNone;
@@ -164,7 +169,7 @@ TEST(SaveTest, OneRanksWishIsEnough) {
 TEST(SaveTest, SaveAndStopEndsWithACompleteCheckpoint) {
   const MemoryDataset data = TinyData();
   for (const Shape shape : {Shape{1, 0}, Shape{2, 2}}) {
-    TempFolder folder;
+    MemoryFolder folder;
     RunOptions options{.world = shape.world};
     options.wants_save = [&](int rank, uint64_t step) {
       return rank == shape.world - 1 && step == 3 ? SaveRequest::kSaveAndStop : SaveRequest::kNone;
@@ -185,7 +190,7 @@ TEST(SaveTest, SaveAndStopEndsWithACompleteCheckpoint) {
 TEST(SaveTest, AFullDiskOnOneRankAbandonsTheSaveEverywhereAndTheJobGoesOn) {
   const MemoryDataset data = TinyData();
   for (int full : {0, 1, 2}) {
-    TempFolder folder;
+    MemoryFolder folder;
     const std::string dir = folder / "ckpt";
     GuardedFiles files;
     files.before_append = [](const std::string& path) {
@@ -205,7 +210,8 @@ TEST(SaveTest, AFullDiskOnOneRankAbandonsTheSaveEverywhereAndTheJobGoesOn) {
     const v1::CheckpointRecord& record = results[0].checkpoints[0];
     EXPECT_EQ(record.step(), 2u);
     EXPECT_FALSE(record.complete());
-    EXPECT_THAT(record.message(), HasSubstr(absl::StrFormat("rank %d: ", full)));
+    // Whoever tells of it says of which step it was.
+    EXPECT_THAT(record.message(), StartsWith(absl::StrFormat("rank %d: ", full)));
     EXPECT_THAT(record.message(), HasSubstr("No space left on device"));
     EXPECT_THAT(record.message(), HasSubstr(absl::StrFormat("%s/state-%05d-of-00003.safetensors",
                                                             CollectFolder(dir, 2), full)));
@@ -215,7 +221,7 @@ TEST(SaveTest, AFullDiskOnOneRankAbandonsTheSaveEverywhereAndTheJobGoesOn) {
 // The last one cannot be written: the run does not end as if all were well.
 TEST(SaveTest, ARunWhoseLastCheckpointCannotBeWrittenSaysSo) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   GuardedFiles files;
   files.before_append = [](const std::string& path) { return ErrnoError(ENOSPC, "write", path); };
   RunOptions options{.world = 2};
@@ -235,7 +241,7 @@ TEST(SaveTest, ARunWhoseLastCheckpointCannotBeWrittenSaysSo) {
 // the next one is due, and waits.
 TEST(SaveTest, TrainingGoesOnWhileFilesAreWrittenAndTheNextSaveWaits) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t trained = 0;
@@ -266,7 +272,7 @@ TEST(SaveTest, TrainingGoesOnWhileFilesAreWrittenAndTheNextSaveWaits) {
 // A disk that hangs: the save that is due next is left out with a message, the job goes on.
 TEST(SaveTest, AStuckSaveHoldsTrainingNoLongerThanACollectiveMayTake) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   std::mutex mutex;
   std::condition_variable changed;
   bool open = false;
@@ -287,47 +293,116 @@ TEST(SaveTest, AStuckSaveHoldsTrainingNoLongerThanACollectiveMayTake) {
     open = true;
     changed.notify_all();
   };
+  std::atomic<int> told{0};  // by rank 1, whose disk it is
+  options.on_progress = [&](int rank, const std::string& unit) {
+    if (rank == 1 && IsWaiting(unit)) ++told;
+  };
   const auto results = TrainJob(spec, options, data);
   ExpectAllOk(results);
+  EXPECT_LT(told, 40) << "a second of waiting in which nothing moved is no progress";
   EXPECT_EQ(CompleteSteps(folder / "ckpt"), (std::vector<uint64_t>{2, 5}));
   ASSERT_EQ(results[0].checkpoints.size(), 3u);
   EXPECT_EQ(results[0].checkpoints[0].step(), 4u);
   EXPECT_FALSE(results[0].checkpoints[0].complete());
-  EXPECT_THAT(results[0].checkpoints[0].message(), HasSubstr("left out"));
+  EXPECT_THAT(results[0].checkpoints[0].message(), StartsWith("it was left out"));
 }
 
-// A token whose embedding is infinite comes up in step 3: the checkpoint of step 2 stays the
-// newest.
-TEST(SaveTest, NothingIsSavedAfterANonFiniteStep) {
+// Token 60 comes up in step 3 only.
+MemoryDataset DataThatPoisonsStep3() {
   std::vector<int32_t> tokens = ChainTokens(24 * 40 + 1, 60);
   const SampleOrder order(40, 7);
   tokens[static_cast<size_t>(order.At(2 * 6 + 2) * 24 + 3)] = 60;
-  const MemoryDataset data(tokens, 24);
-  TempFolder folder;
-  v1::JobSpec spec = SavingSpec(TinyLlama(), {2, 1}, 6, folder / "ckpt");
-  spec.mutable_checkpoint()->set_interval_steps(1);
-  RunOptions options{.world = 2};
-  options.prepare = [](int, Trainer* trainer) -> absl::Status {
-    auto table = trainer->GatherTensor("embed.weight");
-    if (!table.ok()) return table.status();
-    (*table)[60 * 32 + 1] = std::numeric_limits<float>::infinity();
-    return trainer->SetTensor("embed.weight", *table);
-  };
-  const auto results = TrainJob(spec, options, data);
-  for (const RankResult& result : results) {
-    EXPECT_EQ(result.status.code(), absl::StatusCode::kInternal) << result.status;
-    EXPECT_TRUE(IsNonFinite(result.status));
-    EXPECT_THAT(std::string(result.status.message()), HasSubstr("step 3"));
+  return MemoryDataset(tokens, 24);
+}
+
+absl::Status PoisonToken60(int, Trainer* trainer) {
+  auto table = trainer->GatherTensor("embed.weight");
+  if (!table.ok()) return table.status();
+  (*table)[60 * 32 + 1] = std::numeric_limits<float>::infinity();
+  return trainer->SetTensor("embed.weight", *table);
+}
+
+// A token whose embedding is infinite comes up in step 3, while the files of step 2's checkpoint
+// are written. All ranks know of it and none is gone: what is on its way is completed, then the job
+// ends.
+TEST(SaveTest, ANonFiniteStepLeavesTheCheckpointBeforeItCompleteAndNoneAfterIt) {
+  const MemoryDataset data = DataThatPoisonsStep3();
+  for (const Shape shape : {Shape{1, 0}, Shape{2, 1}}) {
+    MemoryFolder folder;
+    v1::JobSpec spec = SavingSpec(TinyLlama(), shape, 6, folder / "ckpt");
+    spec.mutable_checkpoint()->set_interval_steps(2);
+    std::mutex mutex;
+    std::condition_variable changed;
+    int waiting = 0, told_by_rank_0 = 0;
+    bool timed_out = false;
+    GuardedFiles files;
+    files.before_append = [&](const std::string&) {
+      std::unique_lock<std::mutex> lock(mutex);
+      timed_out |= !changed.wait_for(lock, std::chrono::seconds(30), [&] { return waiting > 0; });
+      return absl::OkStatus();
+    };
+    RunOptions options{.world = shape.world};
+    options.files = [&](int) { return &files; };
+    options.on_progress = [&](int rank, const std::string& unit) {
+      if (!IsWaiting(unit)) return;
+      std::lock_guard<std::mutex> lock(mutex);
+      ++waiting;
+      if (rank == 0) ++told_by_rank_0;
+      changed.notify_all();
+    };
+    options.prepare = PoisonToken60;
+    const auto results = TrainJob(spec, options, data);
+    EXPECT_FALSE(timed_out) << "the job ended without waiting for what was on its way";
+    for (const RankResult& result : results) {
+      EXPECT_EQ(result.status.code(), absl::StatusCode::kInternal) << result.status;
+      EXPECT_TRUE(IsNonFinite(result.status));
+      EXPECT_THAT(std::string(result.status.message()), HasSubstr("step 3"));
+    }
+    EXPECT_EQ(CompleteSteps(folder / "ckpt"), (std::vector<uint64_t>{2}));
+    ASSERT_EQ(results[0].checkpoints.size(), 1u);
+    EXPECT_TRUE(results[0].checkpoints[0].complete());
+    EXPECT_GT(told_by_rank_0, 1) << "that it advances is said";
+    for (const std::string& name : Names(folder / "ckpt"))
+      EXPECT_EQ(name.find("0003"), std::string::npos) << name;
   }
-  // Step 2's may have been cut short by the end of the job; none is newer.
-  for (uint64_t step : CompleteSteps(folder / "ckpt")) EXPECT_LE(step, 2u);
-  EXPECT_FALSE(std::filesystem::exists(folder / "ckpt/step-00000003"));
+}
+
+// Then the job ends all the same, within the deadline of a collective.
+TEST(SaveTest, ANonFiniteStepWaitsNoLongerForAStuckSaveThanACollectiveMayTake) {
+  const MemoryDataset data = DataThatPoisonsStep3();
+  MemoryFolder folder;
+  v1::JobSpec spec = SavingSpec(TinyLlama(), {2, 1}, 6, folder / "ckpt");
+  spec.mutable_checkpoint()->set_interval_steps(2);
+  spec.mutable_timeouts()->set_collective_seconds(1);
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  GuardedFiles files;
+  files.before_append = [&](const std::string&) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait_for(lock, std::chrono::seconds(30), [&] { return open; });
+    return absl::OkStatus();
+  };
+  RunOptions options{.world = 2};
+  options.files = [&](int rank) { return rank == 1 ? &files : nullptr; };
+  options.after_run = [&](int rank) {
+    if (rank != 0) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    open = true;
+    changed.notify_all();
+  };
+  options.prepare = PoisonToken60;
+  const absl::Time start = absl::Now();
+  const auto results = TrainJob(spec, options, data);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(25)) << "not for as long as the disk is stuck";
+  for (const RankResult& result : results) EXPECT_TRUE(IsNonFinite(result.status)) << result.status;
+  EXPECT_TRUE(CompleteSteps(folder / "ckpt").empty());
 }
 
 // Two jobs at one time: the second is told who holds the folder, on every rank.
 TEST(SaveTest, ASecondJobInTheFolderIsRefusedNamingTheFirst) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   CheckpointStoreOptions holder;
   holder.dir = folder / "ckpt";
   holder.job = "first";
@@ -345,7 +420,7 @@ TEST(SaveTest, ASecondJobInTheFolderIsRefusedNamingTheFirst) {
 
 TEST(SaveTest, OldOnesGoAsTheRuleSays) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   v1::JobSpec spec = SavingSpec(TinyGpt2(), {2, 1}, 7, folder / "ckpt");
   spec.mutable_checkpoint()->set_interval_steps(1);
   spec.mutable_checkpoint()->set_keep_last(1);
@@ -356,7 +431,7 @@ TEST(SaveTest, OldOnesGoAsTheRuleSays) {
 
 TEST(SaveTest, SixteenBitWeightsOfAFreshModelAreAFolderWithItsConfig) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   v1::JobSpec spec = SavingSpec(TinyGpt2(), {2, 3}, 1, folder / "ckpt", {"bf16.enabled=true"});
   spec.mutable_zero_optimization()->set_stage3_gather_16bit_weights_on_model_save(true);
   ExpectAllOk(TrainJob(spec, {.world = 2}, data));
@@ -372,7 +447,7 @@ TEST(SaveTest, SixteenBitWeightsOfAFreshModelAreAFolderWithItsConfig) {
 // A model folder in, trained from exactly its weights, and carried along with each checkpoint.
 TEST(SaveTest, AModelFolderIsTheBeginningAndItsFilesTravelAlong) {
   const MemoryDataset data = TinyData();
-  TempFolder folder;
+  MemoryFolder folder;
   // Weights of a run of another seed, as a Hugging Face folder.
   ExpectAllOk(TrainJob(SavingSpec(TinyLlama(), {1, 0}, 1, folder / "first", {"seed=11"}),
                        {.world = 1}, data));
