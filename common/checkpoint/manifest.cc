@@ -14,6 +14,7 @@
 #include "common/checkpoint/names.h"
 #include "common/checksum.h"
 #include "common/status_macros.h"
+#include "common/strict_json.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace zeroshard {
@@ -115,42 +116,13 @@ class Fields {
   std::set<std::string> asked_;
 };
 
-// A JSON tree keeps one of two equal keys, so they are looked for while it is read.
 absl::StatusOr<Json> ReadJson(absl::string_view text, const std::string& where) {
-  std::vector<std::set<std::string>> keys;
-  std::string twice;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
-    switch (event) {
-      case Json::parse_event_t::object_start:
-        keys.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-        keys.pop_back();
-        break;
-      case Json::parse_event_t::key:
-        if (!keys.back().insert(value.get<std::string>()).second && twice.empty()) {
-          twice = value.get<std::string>();
-        }
-        break;
-      default:
-        break;
-    }
-    return true;
-  };
-  Json json;
-  try {
-    json = Json::parse(text.begin(), text.end(), watch);
-  } catch (const Json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": no JSON: ", error.what()));
+  absl::StatusOr<Json> json = ParseStrictJson<Json>(text);
+  if (!json.ok()) {
+    return absl::Status(json.status().code(), absl::StrCat(where, ": ", json.status().message()));
   }
-  if (!twice.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": the key ", Quoted(twice), " is there twice"));
-  }
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": ", Shown(json), "; wanted an object"));
-  }
-  return json;
+  if (json->is_object()) return json;
+  return absl::InvalidArgumentError(absl::StrCat(where, ": ", Shown(*json), "; wanted an object"));
 }
 
 absl::Status ReadFiles(const Json& list, const std::string& where, Manifest* manifest) {

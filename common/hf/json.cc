@@ -4,70 +4,26 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/spec/scalar.h"
+#include "common/strict_json.h"
 
 namespace zeroshard {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kDeepest = 64;
-constexpr size_t kLongestShown = 80;
-
-// A value for a message: one line, cut short.
-std::string OneLine(std::string text) {
-  if (text.size() > kLongestShown) text = text.substr(0, kLongestShown) + "...";
-  for (char& c : text) {
-    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = '?';
-  }
-  return text;
-}
-
-// What the parser reports while it builds the tree: keys of the objects that are open.
-class Watcher {
- public:
-  bool operator()(int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kDeepest) error_ = absl::StrCat("it is nested deeper than ", kDeepest);
-    if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys_.pop_back();
-    if (event == Json::parse_event_t::key && error_.empty()) {
-      const auto& key = value.get_ref<const std::string&>();
-      if (!keys_.back().insert(key).second) {
-        error_ = absl::StrCat("the key \"", OneLine(key), "\" is there twice");
-      }
-    }
-    // A value that is left out ends nothing early, but keeps memory small.
-    return error_.empty();
-  }
-  const std::string& error() const { return error_; }
-
- private:
-  std::vector<std::set<std::string>> keys_;
-  std::string error_;
-};
-
 }  // namespace
 
 absl::StatusOr<Json> ParseJsonObject(absl::string_view text, const std::string& where) {
-  Watcher watcher;
-  try {
-    Json json = Json::parse(text.begin(), text.end(),
-                            [&watcher](int depth, Json::parse_event_t event, Json& value) {
-                              return watcher(depth, event, value);
-                            });
-    if (!watcher.error().empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(where, ": ", watcher.error()));
-    }
-    if (json.is_object()) return json;
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": it is a JSON ", json.type_name(), "; wanted an object"));
-  } catch (const nlohmann::json::exception& error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": no JSON object: ", OneLine(error.what())));
+  absl::StatusOr<Json> json = ParseStrictJson<Json>(text);
+  if (!json.ok()) {
+    return absl::Status(json.status().code(), absl::StrCat(where, ": ", json.status().message()));
   }
+  if (json->is_object()) return json;
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": it is a JSON ", json->type_name(), "; wanted an object"));
 }
 
 JsonFields::JsonFields(const Json& object, std::string where, std::string path)

@@ -1,13 +1,13 @@
 #include "common/text/documents.h"
 
 #include <algorithm>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/strict_json.h"
 
 namespace zeroshard {
 namespace {
@@ -36,12 +36,9 @@ absl::StatusOr<std::string> TextOf(const std::string& path, int64_t line, Json* 
 }
 
 absl::StatusOr<Document> ParseLine(const std::string& path, int64_t line, absl::string_view text) {
-  Json json;
-  try {
-    json = Json::parse(text.begin(), text.end());
-  } catch (const Json::exception& error) {
-    return LineError(path, line, absl::StrCat("no JSON: ", error.what()));
-  }
+  absl::StatusOr<Json> parsed = ParseStrictJson<Json>(text);
+  if (!parsed.ok()) return LineError(path, line, parsed.status().message());
+  Json& json = *parsed;
   if (!json.is_object()) {
     return LineError(path, line, absl::StrCat("no JSON object but ", json.type_name()));
   }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
 #include "common/status_macros.h"
+#include "common/strict_json.h"
 #include "common/tokenizer/bpe_tokenizer.h"
 #include "common/tokenizer/byte_tokenizer.h"
 #include "common/tokenizer/tokenizer_json.h"
@@ -23,12 +24,16 @@ absl::StatusOr<std::optional<Json>> ReadJsonIfThere(const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile(path, kLargestFile);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   if (!text.ok()) return text.status();
-  Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is not a JSON object; is the file whole?"));
+  absl::StatusOr<Json> json = ParseStrictJson<Json>(*text);
+  if (!json.ok()) {
+    return absl::Status(json.status().code(),
+                        absl::StrCat(path, ": ", json.status().message(), "; is the file whole?"));
   }
-  return json;
+  if (!json->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": it is a JSON ", json->type_name(), "; wanted an object"));
+  }
+  return *std::move(json);
 }
 
 // The id of the token that tokenizer_config.json names, or the first of those that config.json

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/status_macros.h"
+#include "common/strict_json.h"
 #include "common/tokenizer/byte_level.h"
 
 namespace zeroshard {
@@ -35,8 +36,14 @@ class Parser {
   explicit Parser(const std::string& path) : path_(path) {}
 
   absl::StatusOr<TokenizerParts> Parse(absl::string_view text) {
-    const Json root = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-    if (!root.is_object()) return Refuse("", "is not a JSON object; is the file whole?");
+    const absl::StatusOr<Json> parsed = ParseStrictJson<Json>(text);
+    if (!parsed.ok()) {
+      return Refuse("", absl::StrCat(parsed.status().message(), "; is the file whole?"));
+    }
+    const Json& root = *parsed;
+    if (!root.is_object()) {
+      return Refuse("", absl::StrCat("is a JSON ", root.type_name(), "; wanted an object"));
+    }
     ZS_RETURN_IF_ERROR(
         CheckFields(root, "",
                     {"version", "truncation", "padding", "added_tokens", "normalizer",

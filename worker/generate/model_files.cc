@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "common/hf/json.h"
 #include "common/hf/weights.h"
 #include "common/status_macros.h"
+#include "common/strict_json.h"
 
 namespace zeroshard {
 namespace {
@@ -57,7 +59,8 @@ absl::Status LoadTokenizer(const std::string& name, const std::string& folder, M
   }
   files->tokenizer = *tokenizer;
   if (name != "bytes") {
-    const std::string json = fs::is_directory(name) ? name + "/tokenizer.json" : name;
+    std::error_code ignored;
+    const std::string json = fs::is_directory(name, ignored) ? name + "/tokenizer.json" : name;
     ZS_ASSIGN_OR_RETURN(const std::string text, ReadFile(json, kMostTokenizerBytes));
     ZS_ASSIGN_OR_RETURN(files->prefix, PrefixOf(text, *files->tokenizer, json));
   }
@@ -122,16 +125,18 @@ absl::StatusOr<std::vector<int32_t>> PrefixOf(absl::string_view tokenizer_json,
                                               const Tokenizer& tokenizer,
                                               const std::string& where) {
   std::vector<int32_t> prefix;
-  const Json json = Json::parse(tokenizer_json, nullptr, /*allow_exceptions=*/false);
+  using Json = nlohmann::json;  // vocabularies are too large to keep in order
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(where, ": post_processor: ", what));
   };
-  if (!json.is_object()) return wrong("the file is no JSON object");
+  const absl::StatusOr<Json> json = ParseStrictJson<Json>(tokenizer_json);
+  if (!json.ok()) return wrong(json.status().message());
+  if (!json->is_object()) return wrong("the file is no JSON object");
   const auto member = [](const Json& object, const char* name) {
     const auto field = object.is_object() ? object.find(name) : object.end();
     return field == object.end() ? Json() : *field;
   };
-  const Json processor = member(json, "post_processor");
+  const Json processor = member(*json, "post_processor");
   Json parts = Json::array({processor});
   if (member(processor, "type") == "Sequence") parts = member(processor, "processors");
   for (const Json& part : parts) {

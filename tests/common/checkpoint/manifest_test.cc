@@ -147,6 +147,10 @@ TEST(Manifest, WhatDoesNotBelongIsRefusedByName) {
   EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"step\": \"100\"")), HasSubstr("step is"));
   EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"step\": 100, \"step\": 101")),
               AllOf(HasSubstr("\"step\""), HasSubstr("twice")));
+  const std::string deep(1'000'000, '[');
+  EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"step\": " + deep)), HasSubstr("nested deeper"));
+  EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"step\": " + deep + std::string(1'000'000, ']'))),
+              HasSubstr("nested deeper"));
   EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"stepp\": 100")), HasSubstr("step is not there"));
   EXPECT_THAT(ErrorOf(Changed("\"step\": 100", "\"step\": 100, \"more\": 1")),
               AllOf(HasSubstr("\"more\""), HasSubstr("unknown")));
@@ -163,7 +167,7 @@ TEST(Manifest, WhatDoesNotBelongIsRefusedByName) {
   EXPECT_THAT(ErrorOf(Changed("\"gradient_clipping\": 0.1", "\"gradient_clipping\": []")),
               HasSubstr("spec"));
   EXPECT_THAT(ErrorOf(Resealed(std::string(100'000, '[') + FormatManifest(Full()))),
-              HasSubstr("JSON"));
+              HasSubstr("nested deeper"));
 }
 
 }  // namespace

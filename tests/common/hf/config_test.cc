@@ -280,7 +280,7 @@ TEST(HfConfigTest, ValuesOfAnotherTypeAreRefused) {
 TEST(HfConfigTest, WhatIsNoJsonObjectIsRefused) {
   EXPECT_THAT(Refusal(""), HasSubstr("x/config.json"));
   EXPECT_THAT(Refusal("[]"), HasSubstr("wanted an object"));
-  EXPECT_THAT(Refusal("{\"model_type\": \"gpt2\""), HasSubstr("no JSON object"));
+  EXPECT_THAT(Refusal("{\"model_type\": \"gpt2\""), HasSubstr("no JSON"));
   EXPECT_THAT(Refusal(R"({"model_type": "gpt2", "n_embd": 8, "n_embd": 16})"),
               HasSubstr("\"n_embd\" is there twice"));
   EXPECT_THAT(Refusal(std::string(100000, '[')), HasSubstr("x/config.json"));

@@ -61,9 +61,18 @@ TEST(DocumentsTest, WhatIsWrongWithALineIsSaidWithItsNumber) {
       {"{\"prompt\": [], \"completion\": \"b\"}", "some.jsonl:1: the field prompt is no text"},
       {"{\"text\": \"\x92\"}", "some.jsonl:1: no JSON"},
       {"{\"text\": \"\\ud800\"}", "some.jsonl:1: no JSON"},
+      {"{\"text\": \"a\", \"text\": \"b\"}", "some.jsonl:1: the key \"text\" is there twice"},
   };
   for (const auto& [bytes, message] : cases) {
     EXPECT_THAT(ErrorOf(bytes), AllOf(HasSubstr(message), HasSubstr("a line holds a document")));
+  }
+}
+
+TEST(DocumentsTest, ALineThatIsNestedTooDeepIsRefused) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const std::string& line : {deep, "{\"text\": \"a\", \"meta\": " + deep + "}"}) {
+    EXPECT_THAT(ErrorOf("{\"text\": \"a\"}\n" + line),
+                HasSubstr("some.jsonl:2: it is nested deeper than 64"));
   }
 }
 

@@ -13,6 +13,7 @@ namespace zeroshard {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Ids = std::vector<int32_t>;
 
@@ -191,6 +192,22 @@ TEST_F(LoadTest, WhatIsNoJsonIsRefused) {
   }
 }
 
+TEST_F(LoadTest, NestingThatNoTokenizerHasIsRefused) {
+  const std::string deep = std::string(3'000'000, '[') + std::string(3'000'000, ']');
+  for (const std::string& text :
+       {deep, "{\"truncation\": " + deep + "}", "{\"model\": {\"merges\": [" + deep + "]}}"}) {
+    Write("tokenizer.json", text);
+    const absl::Status status = Tokenizer::Load(folder_.path()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("tokenizer.json"), HasSubstr("nested deeper than 64")));
+  }
+  Write("tokenizer.json", Reference("qwen2").dump());
+  Write("tokenizer_config.json", "{\"eos_token\": " + deep + "}");
+  EXPECT_THAT(std::string(Tokenizer::Load(folder_.path()).status().message()),
+              AllOf(HasSubstr("tokenizer_config.json"), HasSubstr("nested deeper than 64")));
+}
+
 TEST_F(LoadTest, AFileThatIsNotThereIsNamed) {
   for (const std::string& name : {folder_ / "none.json", folder_.path()}) {
     const absl::Status status = Tokenizer::Load(name).status();
@@ -221,7 +238,7 @@ TEST_F(LoadTest, TheFolderSaysWhichTokenEndsAText) {
   Write("tokenizer_config.json", R"({"eos_token": "<eos>"})");
   EXPECT_THAT(end(), HasSubstr("tokenizer_config.json: eos_token is \"<eos>\""));
   Write("tokenizer_config.json", "{");
-  EXPECT_THAT(end(), HasSubstr("tokenizer_config.json is not a JSON object"));
+  EXPECT_THAT(end(), HasSubstr("tokenizer_config.json: no JSON"));
   std::filesystem::remove(folder_ / "tokenizer_config.json");
   std::filesystem::remove(folder_ / "config.json");
   Write("tokenizer.json", Small().dump());
