@@ -24,7 +24,8 @@ constexpr size_t kPart = size_t{1} << 20;
 }  // namespace
 
 absl::StatusOr<CheckpointFile> DescribeFile(const std::string& folder, const std::string& name,
-                                            const std::function<void(uint64_t bytes)>& on_bytes) {
+                                            const std::function<void(uint64_t bytes)>& on_bytes,
+                                            const std::atomic<bool>* stop) {
   const std::string path = absl::StrCat(folder, "/", name);
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoError(errno, "open", path);
@@ -33,6 +34,8 @@ absl::StatusOr<CheckpointFile> DescribeFile(const std::string& folder, const std
   CheckpointFile file;
   file.name = name;
   while (true) {
+    if (stop != nullptr && *stop)
+      return absl::CancelledError(absl::StrCat("stopped reading ", path));
     const ssize_t got = read(fd, buffer.get(), kPart);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoError(errno, "read", path);

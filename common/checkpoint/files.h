@@ -2,6 +2,7 @@
 // Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,10 +19,11 @@ namespace zeroshard {
 
 // Size and checksum of a file that is there: <folder>/<name>. Holds 1 MiB of it at a time.
 // `on_bytes`, where there is one, is told of every part read. NOT_FOUND and others as the system
-// says, with the path.
+// says, with the path; CANCELLED once `stop` (may be null) is true.
 absl::StatusOr<CheckpointFile> DescribeFile(
     const std::string& folder, const std::string& name,
-    const std::function<void(uint64_t bytes)>& on_bytes = nullptr);
+    const std::function<void(uint64_t bytes)>& on_bytes = nullptr,
+    const std::atomic<bool>* stop = nullptr);
 
 // A small file that travels with a model: config.json, the tokenizer's.
 struct Asset {

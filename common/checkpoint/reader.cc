@@ -148,15 +148,16 @@ class Reader : public CheckpointReader {
   const Manifest& manifest() const override { return manifest_; }
   const std::string& path() const override { return path_; }
 
-  absl::Status VerifyFiles(int share, int shares,
-                           const std::function<void(uint64_t)>& on_bytes) const override {
+  absl::Status VerifyFiles(int share, int shares, const std::function<void(uint64_t)>& on_bytes,
+                           const std::atomic<bool>* stop) const override {
     if (share < 0 || share >= shares) {
       return absl::InvalidArgumentError(absl::StrCat("share ", share, " of ", shares));
     }
     for (size_t i = static_cast<size_t>(share); i < manifest_.files.size();
          i += static_cast<size_t>(shares)) {
       const CheckpointFile& wanted = manifest_.files[i];
-      ZS_ASSIGN_OR_RETURN(const CheckpointFile seen, DescribeFile(path_, wanted.name, on_bytes));
+      ZS_ASSIGN_OR_RETURN(const CheckpointFile seen,
+                          DescribeFile(path_, wanted.name, on_bytes, stop));
       if (seen.bytes == wanted.bytes && seen.crc32c == wanted.crc32c) continue;
       return absl::DataLossError(absl::StrFormat(
           "%s/%s is damaged: it has %d bytes and the CRC-32C %08x; its manifest wants %d bytes and "
@@ -359,7 +360,7 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenCollecte
   auto reader = std::make_unique<Reader>(folder, std::move(manifest));
   if (absl::Status status = reader->OpenFiles(); !status.ok()) {
     // A damaged header says anything: where a checksum tells which file it is, that is the error.
-    ZS_RETURN_IF_ERROR(reader->VerifyFiles(0, 1, nullptr));
+    ZS_RETURN_IF_ERROR(reader->VerifyFiles(0, 1, nullptr, nullptr));
     return status;
   }
   return reader;

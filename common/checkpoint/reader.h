@@ -1,6 +1,7 @@
 // Finding, checking and reading checkpoints.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -60,11 +61,12 @@ class CheckpointReader {
 
   // Checks the checksums of every share-th file, of `shares`: ranks verify together what they load
   // together. `on_bytes`, where there is one, is told of every part read. DATA_LOSS names the file,
-  // the checksum seen and the one wanted. Fastest on a thread of its own (std::async) while values
-  // are read, so that the disk gives every byte once; nothing may be used before it is OK.
-  virtual absl::Status VerifyFiles(
-      int share, int shares,
-      const std::function<void(uint64_t bytes)>& on_bytes = nullptr) const = 0;
+  // the checksum seen and the one wanted; CANCELLED once `stop` (may be null) is true. Fastest on a
+  // thread of its own (std::async) while values are read, so that the disk gives every byte once;
+  // nothing may be used before it is OK.
+  virtual absl::Status VerifyFiles(int share, int shares,
+                                   const std::function<void(uint64_t bytes)>& on_bytes = nullptr,
+                                   const std::atomic<bool>* stop = nullptr) const = 0;
 
   // INVALID_ARGUMENT lists up to ten tensors of `model` that the checkpoint lacks, has in another
   // shape, or has beyond it. `moments`: also wants exp_avg and exp_avg_sq of what is trainable.

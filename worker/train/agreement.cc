@@ -19,6 +19,10 @@ struct Entry {
 
 }  // namespace
 
+absl::Duration CollectiveDeadline(const v1::JobSpec& spec) {
+  return absl::Seconds(std::max<uint32_t>(1, spec.timeouts().collective_seconds()));
+}
+
 absl::Status Agree(Communicator* comm, const absl::Status& own, const std::string& what) {
   if (comm->size() == 1) return own;
   std::vector<Entry> entries(static_cast<size_t>(comm->size()));

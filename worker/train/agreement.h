@@ -4,12 +4,17 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "zeroshard/v1/job.pb.h"
 
 namespace zeroshard {
 
 // Bytes of a message that travel; the rest is cut off.
 constexpr size_t kAgreedMessageBytes = 1012;
+
+// How long one collective of this job may take.
+absl::Duration CollectiveDeadline(const v1::JobSpec& spec);
 
 // Collective: OK where `own` is OK on every rank; else the status of the first rank where it is
 // not, with that rank's number in front of the message (not at world size 1) and as the blamed

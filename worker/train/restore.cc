@@ -66,7 +66,6 @@ absl::Status InitialState::OpenCheckpoint(const TrainerOptions& options, const M
         options.first_step, options.weights_only ? " with its weights alone" : "", reader_->path(),
         manifest.step, wanted));
   }
-  ZS_RETURN_IF_ERROR(reader_->VerifyFiles(options.comm->rank(), options.comm->size()));
   master_ = reader_->Source(StateKind::kMaster);
   if (options.weights_only) return absl::OkStatus();
   resumed_from_ = options.resume_from;
@@ -82,25 +81,55 @@ absl::Status InitialState::ContinueData(const TrainerOptions& options) {
                                                kMostSamples));
   }
   const uint64_t samples = static_cast<uint64_t>(options.data->sample_count());
-  if (samples == manifest.samples) {
-    position_ = static_cast<int64_t>(manifest.next_sample);
-  } else if (options.comm->rank() == 0) {
-    LogWarning("data.train has ", samples, " samples, and had ", manifest.samples, " when ",
-               reader_->path(), " was written: the new data are read from their beginning");
+  if (samples != manifest.samples) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.train has %d samples of model.sequence_length tokens, and had %d when %s was "
+        "written: "
+        "its position among them says nothing of these, so that data would be repeated or left "
+        "out. "
+        "Give it the same data, or begin anew with its weights alone (--weights-only)",
+        samples, manifest.samples, reader_->path()));
   }
+  position_ = static_cast<int64_t>(manifest.next_sample);
   return absl::OkStatus();
 }
 
-absl::Status InitialState::Load(const absl::Status& filled, const TrainerOptions& options,
-                                const ModelTable& model, ZeroEngine* engine) const {
-  if (weights() == nullptr) return filled;
-  absl::Status status = filled;
-  if (!resumed_from_.empty()) {
-    for (StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq})
-      if (status.ok()) status = engine->LoadMoments(kind, *reader_->Source(kind), options.stop);
+absl::Status InitialState::Fill(const TrainerOptions& options, const ModelTable& model,
+                                const MakeEngine& make, std::unique_ptr<ZeroEngine>* engine) const {
+  if (weights_ == nullptr && master_ == nullptr) {
+    ZS_ASSIGN_OR_RETURN(*engine, make(nullptr, options.stop));
+    return absl::OkStatus();
   }
-  ZS_RETURN_IF_ERROR(Agree(options.comm, status, "loading"));
-  return reader_ != nullptr ? CompareDigests(model, engine) : absl::OkStatus();
+  std::vector<LoadTask> tasks;
+  if (reader_ != nullptr) {
+    tasks.push_back([this, &options](LoadSignals* signals) {
+      return reader_->VerifyFiles(
+          options.comm->rank(), options.comm->size(),
+          [signals](uint64_t bytes) { signals->bytes += bytes; }, &signals->stop);
+    });
+  }
+  tasks.push_back([&](LoadSignals* signals) { return LoadAll(make, signals, engine); });
+  absl::Status status =
+      LoadTogether(options.comm, CollectiveDeadline(options.spec), options.stop,
+                   absl::StrCat("loading ", reader_ != nullptr ? reader_->path()
+                                                               : options.spec.model().init_from()),
+                   tasks);
+  if (status.ok() && reader_ != nullptr) status = CompareDigests(model, engine->get());
+  if (!status.ok()) engine->reset();
+  return status;
+}
+
+absl::Status InitialState::LoadAll(const MakeEngine& make, LoadSignals* signals,
+                                   std::unique_ptr<ZeroEngine>* engine) const {
+  const SignallingSource weights(weights_ != nullptr ? weights_.get() : master_.get(), signals);
+  ZS_ASSIGN_OR_RETURN(*engine, make(&weights, &signals->stop));
+  if (resumed_from_.empty()) return absl::OkStatus();
+  for (StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+    const std::unique_ptr<ParameterSource> moments = reader_->Source(kind);
+    ZS_RETURN_IF_ERROR(
+        (*engine)->LoadMoments(kind, SignallingSource(moments.get(), signals), &signals->stop));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status InitialState::CompareDigests(const ModelTable& model, ZeroEngine* engine) const {

@@ -1,7 +1,9 @@
 // Where a run's weights and state come from: fresh values, a model folder, a checkpoint.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/reader.h"
 #include "common/hf/weights.h"
+#include "worker/train/loading.h"
 #include "worker/train/trainer.h"
 #include "worker/zero/engine.h"
 
@@ -18,14 +21,9 @@ namespace zeroshard {
 class InitialState {
  public:
   // Collective where something is read, and then the same error on all ranks: INVALID_ARGUMENT,
-  // NOT_FOUND or DATA_LOSS name the file and the rank that saw it. Every rank checks the checksums
-  // of its share of a checkpoint's files.
+  // NOT_FOUND or DATA_LOSS name the file and the rank that saw it.
   static absl::StatusOr<InitialState> Open(const TrainerOptions& options, const ModelTable& model);
 
-  // Borrowed; null: fresh weights.
-  const ParameterSource* weights() const {
-    return weights_ != nullptr ? weights_.get() : master_.get();
-  }
   // Position in the run's sample order of the first sample.
   int64_t position() const { return position_; }
   // The complete checkpoint this run goes on from; empty where it starts anew.
@@ -33,14 +31,23 @@ class InitialState {
   // The step of it; 0.
   uint64_t step() const { return step_; }
 
-  // Collective, after the engine was filled with weights(), which `filled` says how it went: loads
-  // the moments, and compares the digests of everything loaded with the manifest's. DATA_LOSS.
-  absl::Status Load(const absl::Status& filled, const TrainerOptions& options,
-                    const ModelTable& model, ZeroEngine* engine) const;
+  // Makes the engine: `make` is called once, with where its weights come from (null: fresh ones)
+  // and what stops it, on another thread than this where they come from files.
+  using MakeEngine = std::function<absl::StatusOr<std::unique_ptr<ZeroEngine>>(
+      const ParameterSource* weights, const std::atomic<bool>* stop)>;
+  // Collective where something is read: makes the engine and loads the moments. Of a checkpoint
+  // each rank meanwhile checks the checksums of its share of the files, so that the disk gives
+  // every byte once; nothing is used before all are right, and the digests of everything loaded are
+  // the manifest's. `*engine` is null after an error. The errors of LoadTogether, DATA_LOSS, and
+  // those of `make`.
+  absl::Status Fill(const TrainerOptions& options, const ModelTable& model, const MakeEngine& make,
+                    std::unique_ptr<ZeroEngine>* engine) const;
 
  private:
   absl::Status OpenCheckpoint(const TrainerOptions& options, const ModelTable& model);
   absl::Status ContinueData(const TrainerOptions& options);
+  absl::Status LoadAll(const MakeEngine& make, LoadSignals* signals,
+                       std::unique_ptr<ZeroEngine>* engine) const;
   absl::Status CompareDigests(const ModelTable& model, ZeroEngine* engine) const;
 
   std::unique_ptr<HfWeights> weights_;

@@ -165,11 +165,13 @@ class TrainerImpl : public Trainer {
   }
 
   absl::Status Fill(const InitialState& initial) {
-    absl::StatusOr<std::unique_ptr<ZeroEngine>> engine =
-        ZeroEngine::Create(&model_.table, &policy_, options_.spec.seed(), options_.device,
-                           options_.ops, options_.comm, options_.stop, initial.weights());
-    if (engine.ok()) engine_ = *std::move(engine);
-    return initial.Load(engine.status(), options_, model_.table, engine_.get());
+    return initial.Fill(
+        options_, model_.table,
+        [this](const ParameterSource* weights, const std::atomic<bool>* stop) {
+          return ZeroEngine::Create(&model_.table, &policy_, options_.spec.seed(), options_.device,
+                                    options_.ops, options_.comm, stop, weights);
+        },
+        &engine_);
   }
 
   absl::Status MakeEvaluator() {
@@ -357,9 +359,7 @@ class TrainerImpl : public Trainer {
     return absl::OkStatus();
   }
 
-  absl::Duration CollectiveDeadline() const {
-    return absl::Seconds(std::max<uint32_t>(1, options_.spec.timeouts().collective_seconds()));
-  }
+  absl::Duration CollectiveDeadline() const { return zeroshard::CollectiveDeadline(options_.spec); }
 
   // All ranks wait together until no save is on its way. False: none moved for as long as a
   // collective may take.

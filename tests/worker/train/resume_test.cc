@@ -239,17 +239,27 @@ TEST(ResumeTest, AnotherBatchSizeGoesOnInTheSameOrder) {
   EXPECT_EQ((*again)->manifest().next_sample, 18u + 2 * 4);
 }
 
-TEST(ResumeTest, OtherDataAreReadFromTheirBeginning) {
+// Its place among other data says nothing: they would be repeated or left out without a word.
+TEST(ResumeTest, OtherDataAreRefusedUnlessTheRunStartsAnew) {
   MemoryFolder folder;
+  const std::string from = Step(folder / "ckpt", 3);
   ExpectAllOk(
       TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 3, folder / "ckpt"), {.world = 1}, TinyData()));
   const MemoryDataset other(ChainTokens(24 * 30 + 1, 61, 5), 24);
-  ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 4, folder / "again"),
-                       Resume(1, Step(folder / "ckpt", 3), 3), other));
-  const auto again = CheckpointReader::Open(Step(folder / "again", 4));
-  ASSERT_TRUE(again.ok());
-  EXPECT_EQ((*again)->manifest().next_sample, 6u);
-  EXPECT_EQ((*again)->manifest().samples, 30u);
+  const auto refused =
+      TrainJob(SavingSpec(TinyGpt2(), {2, 1}, 4, folder / "again"), Resume(2, from, 3), other);
+  for (const RankResult& result : refused) {
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument) << result.status;
+    EXPECT_EQ(result.status, refused[0].status);
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("30 samples"), HasSubstr("had 40"), HasSubstr(from),
+                               HasSubstr("--weights-only")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "again"));
+  RunOptions anew{.world = 1};
+  anew.resume_from = from;
+  anew.weights_only = true;
+  ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 1, folder / "again"), anew, other));
 }
 
 class Refusals : public testing::Test {
@@ -283,6 +293,22 @@ TEST_F(Refusals, AFlippedByteIsNamedWithItsFileOnEveryRank) {
       Refused(SavingSpec(TinyGpt2(), {3, 3}, 4, ""), Resume(3, Step(dir_, 2), 2));
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("state-00001-of-00002.safetensors"));
+}
+
+// Only its checksum tells: no value of the state is in it. It is another rank's to check than the
+// state files.
+TEST_F(Refusals, ADamagedFileThatIsNotReadIsNamedToo) {
+  const std::string model = folder_ / "model", dir = folder_ / "with-assets";
+  std::filesystem::create_directory(model);
+  std::ofstream(model + "/tokenizer.json") << "{\"a\": 1}";
+  v1::JobSpec spec = SavingSpec(TinyGpt2(), {2, 1}, 2, dir);
+  spec.mutable_data()->set_tokenizer(model);
+  ExpectAllOk(TrainJob(spec, {.world = 2}, data_));
+  std::ofstream(Step(dir, 2) + "/assets/tokenizer.json") << "{\"a\": 2}";
+  const absl::Status status =
+      Refused(SavingSpec(TinyGpt2(), {3, 3}, 4, ""), Resume(3, Step(dir, 2), 2));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("assets/tokenizer.json is damaged"));
 }
 
 TEST_F(Refusals, AMissingFileIsNamed) {
