@@ -135,9 +135,10 @@ class PieceReader {
  private:
   absl::Status Open(const std::string& path) {
     path_ = path;
-    ZS_ASSIGN_OR_RETURN(format_, TextFormatOf(path, options_.format));
     file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0) return ErrnoError(errno, "open", path);
+    ZS_ASSIGN_OR_RETURN(const std::string start, Start());
+    ZS_ASSIGN_OR_RETURN(format_, TextFormatOf(path, options_.format, start));
     buffer_.clear();
     ended_ = false;
     any_text_ = false;
@@ -150,6 +151,22 @@ class PieceReader {
   void Close() {
     if (file_ >= 0) close(file_);
     file_ = -1;
+  }
+
+  // What the format is told by; one byte more tells whether it is the whole file.
+  absl::StatusOr<std::string> Start() const {
+    std::string start(kFormatBytes + 1, '\0');
+    size_t had = 0;
+    while (had < start.size()) {
+      const ssize_t count =
+          pread(file_, start.data() + had, start.size() - had, static_cast<off_t>(had));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return ErrnoError(errno, "read", path_);
+      if (count == 0) break;
+      had += static_cast<size_t>(count);
+    }
+    start.resize(had);
+    return start;
   }
 
   // Reads until there are `wanted` bytes, or the file ends.

@@ -67,18 +67,116 @@ bool IsBlank(absl::string_view line) {
   return line.find_first_not_of(" \t\r") == absl::string_view::npos;
 }
 
+// Reads as far as JSON goes and notes whether it is an object with a document's field.
+class DocumentFinder : public nlohmann::json_sax<Json> {
+ public:
+  bool found() const { return found_; }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return ++depth_ <= kMaxJsonDepth; }
+  bool start_array(size_t) override { return ++depth_ <= kMaxJsonDepth; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool key(string_t& name) override {
+    found_ = found_ || (depth_ == 1 && (name == "text" || name == "prompt"));
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }
+
+ private:
+  int depth_ = 0;
+  bool found_ = false;
+};
+
+// Whether the first line that is not empty is a document of JSON lines, or the beginning of one
+// where it goes on beyond `start`, which is all there is of the file if `whole`.
+bool StartsWithJsonLine(absl::string_view start, bool whole) {
+  while (!start.empty()) {
+    const size_t end = std::min(start.find('\n'), start.size());
+    const absl::string_view line = start.substr(0, end);
+    const bool complete = whole || end < start.size();
+    start.remove_prefix(std::min(end + 1, start.size()));
+    if (IsBlank(line)) continue;
+    DocumentFinder finder;
+    const bool parsed = Json::sax_parse(line.begin(), line.end(), &finder);
+    return finder.found() && (parsed || !complete);
+  }
+  return false;
+}
+
+struct Magic {
+  absl::string_view bytes;
+  absl::string_view what;
+  absl::string_view instead;
+};
+constexpr absl::string_view kAsTokens = "name it in data.train with data.tokenizer: tokens";
+constexpr absl::string_view kUnpack = "unpack or convert it to text or JSON lines";
+// Little-endian numbers, and what the formats' specifications name.
+constexpr Magic kMagics[] = {
+    {"\x88\xD8\x34\x01", "an llm.c token file (magic 20240520)", kAsTokens},
+    {"\xA1\xD9\x34\x01", "an llm.c token file (magic 20240801)", kAsTokens},
+    {absl::string_view("MMIDIDX\0\0", 9), "a Megatron index", "name its .bin file instead"},
+    {"\x1F\x8B\x08", "compressed by gzip", kUnpack},
+    {"\x28\xB5\x2F\xFD", "compressed by zstd", kUnpack},
+    {absl::string_view("\xFD\x37zXZ\0", 6), "compressed by xz", kUnpack},
+    {"PK\x03\x04", "a zip archive", kUnpack},
+    {"PAR1\x15", "a Parquet file", kUnpack},
+};
+
+absl::Status CheckLooksLikeText(const std::string& path, absl::string_view start) {
+  const bool whole = start.size() <= kFormatBytes;
+  start = start.substr(0, kFormatBytes);
+  const auto refuse = [&path](absl::string_view seen, absl::string_view instead) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", seen, "; ", instead,
+                     ", or, to read it as text all the same, write data.format (--format) text"));
+  };
+  for (const Magic& magic : kMagics) {
+    if (!absl::StartsWith(start, magic.bytes)) continue;
+    return refuse(absl::StrCat("begins as ", magic.what, " does, and would be read as text"),
+                  magic.instead);
+  }
+  // Texts may hold some; numbers and characters of two or four bytes hold many.
+  constexpr size_t kFewNuls = 32;
+  const auto nuls = static_cast<size_t>(std::count(start.begin(), start.end(), '\0'));
+  if (nuls > kFewNuls && nuls * 10 > start.size()) {
+    return refuse(
+        absl::StrCat(nuls, " of its first ", start.size(),
+                     " bytes are NUL, and it would be read as text"),
+        "if it holds token ids, name it in data.train with data.tokenizer: tokens; if it is "
+        "UTF-16, convert it to UTF-8");
+  }
+  if (StartsWithJsonLine(WithoutByteOrderMark(start), whole)) {
+    return refuse(
+        "its first line is a JSON object with the field text or prompt, and it would be read as "
+        "one "
+        "text, because its name ends neither in .jsonl nor in .ndjson",
+        "for a document a line write data.format (--format) jsonl");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_view format) {
+absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_view format,
+                                        absl::string_view start) {
   if (format == "text") return TextFormat::kText;
   if (format == "jsonl") return TextFormat::kJsonLines;
   if (!format.empty() && format != "auto") {
     return absl::InvalidArgumentError(
         absl::StrCat("no text format ", format, " (", path, "); there are auto, text and jsonl"));
   }
-  return absl::EndsWithIgnoreCase(path, ".jsonl") || absl::EndsWithIgnoreCase(path, ".ndjson")
-             ? TextFormat::kJsonLines
-             : TextFormat::kText;
+  if (absl::EndsWithIgnoreCase(path, ".jsonl") || absl::EndsWithIgnoreCase(path, ".ndjson")) {
+    return TextFormat::kJsonLines;
+  }
+  ZS_RETURN_IF_ERROR(CheckLooksLikeText(path, start));
+  return TextFormat::kText;
 }
 
 absl::string_view WithoutByteOrderMark(absl::string_view bytes) {

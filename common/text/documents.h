@@ -1,6 +1,7 @@
 // Documents out of files: plain text and JSON lines.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -22,9 +23,15 @@ struct Document {
   int64_t line = 0;    // of the file, from 1; 0: not of a line
 };
 
-// By the name's end (.jsonl, .ndjson: JSON lines) where `format` is "auto" or empty; text | jsonl
-// otherwise. INVALID_ARGUMENT for another format.
-absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_view format);
+// How many bytes from a file's beginning TextFormatOf looks at.
+inline constexpr size_t kFormatBytes = 64 << 10;
+
+// By the name's end (.jsonl, .ndjson: JSON lines; else text) where `format` is "auto" or empty;
+// text | jsonl otherwise. `start`: the file, or its first kFormatBytes at least.
+// INVALID_ARGUMENT for another format, and under auto for what would be read as text and looks as
+// if it were none: JSON lines by another name, token files, archives, more than a tenth of NULs.
+absl::StatusOr<TextFormat> TextFormatOf(const std::string& path, absl::string_view format,
+                                        absl::string_view start);
 
 // Calls `each` for every document of `bytes`, the whole file at `path`, in order. Empty lines are
 // skipped. INVALID_ARGUMENT names the file, the line and what is wrong with it (no JSON object, no

@@ -118,6 +118,25 @@ TEST_F(TokenizeFilesTest, PiecesAndThreadsChangeNothing) {
   EXPECT_THAT(Read().ids, ElementsAreArray(wanted));
 }
 
+TEST_F(TokenizeFilesTest, WhatLooksLikeNoTextIsRefusedUntilTheFormatSaysSo) {
+  const std::string lines = "{\"text\": \"first\"}\n{\"text\": \"second\"}\n";
+  const std::string path = Write("lines.json", lines);
+  const absl::Status refused = Run({path}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr(path), HasSubstr("--format")));
+  ExpectNothingWritten();
+  options_.format = "jsonl";
+  ASSERT_TRUE(Run({path}).ok());
+  EXPECT_THAT(Read().ids, ElementsAreArray(Bytes("firstsecond")));
+  options_.format = "text";
+  ASSERT_TRUE(Run({path}).ok());
+  EXPECT_THAT(Read().ids, ElementsAreArray(Bytes(lines)));
+  // Its own output is no text.
+  options_.format = "auto";
+  std::filesystem::rename(options_.output, folder_ / "tokens");
+  EXPECT_THAT(std::string(Run({folder_ / "tokens"}).status().message()), HasSubstr("llm.c"));
+}
+
 TEST_F(TokenizeFilesTest, AVocabularyThatNeedsThemGetsFourBytes) {
   nlohmann::json json = nlohmann::json::parse(Contents(ZEROSHARD_TOKENIZER_REFERENCE "/gpt2.json"));
   json["model"]["vocab"]["\xC4\xA0zzz"] = 65536;  // the first id that two bytes do not hold

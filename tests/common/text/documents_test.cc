@@ -103,13 +103,79 @@ TEST(DocumentsTest, AnErrorOfTheReceiverEndsIt) {
 }
 
 TEST(DocumentsTest, TheNameSaysTheFormatUnlessTheUserDoes) {
-  EXPECT_EQ(TextFormatOf("a.jsonl", "auto").value(), TextFormat::kJsonLines);
-  EXPECT_EQ(TextFormatOf("a.NDJSON", "").value(), TextFormat::kJsonLines);
-  EXPECT_EQ(TextFormatOf("a.json", "auto").value(), TextFormat::kText);
-  EXPECT_EQ(TextFormatOf("jsonl", "").value(), TextFormat::kText);
-  EXPECT_EQ(TextFormatOf("a.jsonl", "text").value(), TextFormat::kText);
-  EXPECT_EQ(TextFormatOf("a.txt", "jsonl").value(), TextFormat::kJsonLines);
-  EXPECT_EQ(TextFormatOf("a.txt", "csv").status().code(), absl::StatusCode::kInvalidArgument);
+  const auto format = [](const std::string& path, const char* format) {
+    return TextFormatOf(path, format, "a text");
+  };
+  EXPECT_EQ(format("a.jsonl", "auto").value(), TextFormat::kJsonLines);
+  EXPECT_EQ(format("a.NDJSON", "").value(), TextFormat::kJsonLines);
+  EXPECT_EQ(format("a.json", "auto").value(), TextFormat::kText);
+  EXPECT_EQ(format("jsonl", "").value(), TextFormat::kText);
+  EXPECT_EQ(format("a.jsonl", "text").value(), TextFormat::kText);
+  EXPECT_EQ(format("a.txt", "jsonl").value(), TextFormat::kJsonLines);
+  EXPECT_EQ(format("a.txt", "csv").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Unless the format is said, whichever it is.
+void ExpectRefused(const std::string& start, const char* why) {
+  for (const char* format : {"", "auto"}) {
+    const absl::Status status = TextFormatOf("some.json", format, start).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << start.substr(0, 80);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("some.json"), HasSubstr(why), HasSubstr("data.format")));
+  }
+  EXPECT_EQ(TextFormatOf("some.json", "text", start).value(), TextFormat::kText);
+  EXPECT_EQ(TextFormatOf("some.json", "jsonl", start).value(), TextFormat::kJsonLines);
+  EXPECT_EQ(TextFormatOf("some.jsonl", "", start).value(), TextFormat::kJsonLines);
+}
+
+TEST(DocumentsTest, JsonLinesByAnotherNameAreNotTakenForText) {
+  const std::string large(100'000, 'x');  // goes on beyond what is looked at
+  for (const std::string& start :
+       {std::string("{\"text\": \"a\"}\n{\"text\": \"b\"}\n"), std::string("{\"text\":\"a\"}"),
+        std::string("\xEF\xBB\xBF\r\n  \n {\"id\": {\"n\": [1]}, \"text\": \"a\"}\r\nrest"),
+        std::string("{\"completion\": \"b\", \"prompt\": \"a\"}\nno JSON"),
+        "{\"source\": \"s\", \"text\": \"" + large + "\"}\n"}) {
+    ExpectRefused(start, "first line");
+  }
+  for (const std::string& text :
+       {std::string("{\n\"text\": \"a\"\n}\n"), std::string("[{\"text\": \"a\"}]"),
+        std::string("{\"texts\": 1, \"a\": {\"text\": 2}}\n"), std::string("{\"text\": broken}\n"),
+        std::string("\"text\"\n{\"text\": \"a\"}\n"), std::string("text {\"text\": 1}"),
+        std::string("\n \n"), std::string(), "{\"texts\": \"" + large + "\"}\n",
+        std::string(200'000, '['), std::string(1000, '[') + "\n"}) {
+    EXPECT_EQ(TextFormatOf("some.json", "auto", text).value(), TextFormat::kText)
+        << text.substr(0, 80);
+  }
+}
+
+TEST(DocumentsTest, BinaryFilesAreNotTakenForText) {
+  // llm.c's headers: the magic as a little-endian number of 32 bits.
+  for (const uint32_t magic : {20240520u, 20240801u}) {
+    std::string header;
+    for (int shift = 0; shift < 32; shift += 8) header.push_back(static_cast<char>(magic >> shift));
+    ExpectRefused(header + "any tokens", "llm.c");
+  }
+  ExpectRefused(std::string("MMIDIDX\0\0\1", 10), "Megatron");
+  ExpectRefused("\x1F\x8B\x08\x08 text.jsonl", "gzip");
+  ExpectRefused("PK\x03\x04 text.txt", "zip");
+  // 16-bit characters, and ids of four bytes.
+  std::string wide, ids;
+  for (const char c : std::string("a text of more than a few characters, as Windows wrote it")) {
+    wide.append({c, '\0'});
+    ids.append({c, c, '\0', '\0'});
+  }
+  ExpectRefused(wide, "NUL");
+  ExpectRefused(ids, "NUL");
+}
+
+TEST(DocumentsTest, TextsMayHoldSomeNuls) {
+  std::string tenth;
+  for (int i = 0; i < 10'000; ++i) tenth += i % 10 == 0 ? '\0' : 'x';
+  for (const std::string& text :
+       {std::string("a\0b", 3), std::string(32, '\0'), tenth,
+        std::string(70'000, 'x') + std::string(70'000, '\0')}) {  // behind what is looked at
+    EXPECT_EQ(TextFormatOf("a.txt", "auto", text).value(), TextFormat::kText);
+  }
 }
 
 }  // namespace

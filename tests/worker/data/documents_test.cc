@@ -216,11 +216,23 @@ TEST(DocumentsTest, ATokenizersFileIsReadFromItsFolder) {
   EXPECT_THAT(RunOf(spec, {}), ElementsAre(2, 1, 0, 3));
 }
 
+TEST(DocumentsTest, WhatLooksLikeNoTextIsRefusedUntilTheFormatSaysSo) {
+  DataFolder folder;
+  v1::DataSpec spec = Spec({folder.Write("lines.json", "{\"text\": \"ab\"}\n")}, "bytes");
+  const auto data = TokenDataset::Open(spec, 1, 300);
+  EXPECT_EQ(data.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(data.status().message(), HasSubstr("data.format"));
+  spec.set_format("jsonl");
+  EXPECT_TRUE(TokenDataset::Open(spec, 1, 300).ok());
+}
+
 TEST(DocumentsTest, ATextBeyondTheLimitIsRefusedBeforeItIsRead) {
   DataFolder folder;
   const std::string path = folder.Write("a.txt", "x");
   std::filesystem::resize_file(path, (int64_t{2} << 30) + 1);  // takes no room on the disk
-  const auto data = TokenDataset::Open(Spec({path}, "./pairs"), 1, 300, Pairs());
+  v1::DataSpec spec = Spec({path}, "./pairs");
+  spec.set_format("text");  // all those NULs
+  const auto data = TokenDataset::Open(spec, 1, 300, Pairs());
   EXPECT_EQ(data.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_THAT(data.status().message(), HasSubstr("2147483648 bytes"));
 }
