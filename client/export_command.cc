@@ -1,6 +1,8 @@
 #include <cctype>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <ostream>
 #include <string>
 #include <system_error>
 
@@ -18,6 +20,7 @@
 #include "common/hf/export.h"
 #include "common/signals.h"
 #include "common/status_macros.h"
+#include "common/tokenizer/tokenizer.h"
 
 namespace zeroshard {
 namespace {
@@ -60,6 +63,21 @@ absl::Status Verify(const CheckpointReader& reader, Console* console) {
   return reader.VerifyFiles(0, 1, [&progress](uint64_t bytes) { progress.Add(bytes); });
 }
 
+// What ends a text of the model: what its training put behind each, or its tokenizer's own.
+std::optional<int32_t> EndOfText(const v1::DataSpec& data, const std::string& assets,
+                                 std::ostream* notes) {
+  if (data.packing().has_separator()) return static_cast<int32_t>(data.packing().separator());
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(absl::StrCat(assets, "/tokenizer.json"), error)) {
+    return std::nullopt;
+  }
+  const auto tokenizer = Tokenizer::Load(assets);
+  if (tokenizer.ok()) return (*tokenizer)->end_of_text();
+  *notes << "zeroshard: note, eos_token_id stays null: " << tokenizer.status().message()
+         << std::endl;
+  return std::nullopt;
+}
+
 absl::StatusOr<int> Export(const CommandContext& context, const ExportOptions& options) {
   HfExportOptions hf;
   hf.dtype = options.dtype == "fp32" ? DType::kF32 : DType::kBF16;
@@ -79,6 +97,7 @@ absl::StatusOr<int> Export(const CommandContext& context, const ExportOptions& o
   std::error_code error;
   const std::string assets = absl::StrCat(found.path, "/assets");
   if (std::filesystem::is_directory(assets, error)) hf.assets = assets;
+  hf.end_of_text = EndOfText(reader->manifest().spec.data(), assets, context.env->err);
   const uint64_t total = static_cast<uint64_t>(table.ParameterCount()) * SizeOf(hf.dtype);
   ByteProgress progress(&console, "exporting", total);
   hf.progress = [&progress](uint64_t done, uint64_t) { progress.Set(done); };

@@ -5,9 +5,12 @@
 // not are listed in the source; an unknown one is named in a warning.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "zeroshard/v1/job.pb.h"
@@ -35,8 +38,14 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);
 
 // A config.json for a model that did not come with one: of GPT2LMHeadModel, LlamaForCausalLM or,
 // with qkv_bias, Qwen2ForCausalLM. `dtype` is what torch_dtype says: "bfloat16" or "float32".
-// INVALID_ARGUMENT: no valid model, or one that no class of transformers computes.
-absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::string_view dtype);
+// `end_of_text` is its eos_token_id, null where there is none.
+// INVALID_ARGUMENT: no valid model, one that no class of transformers computes, or no such token.
+absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::string_view dtype,
+                                           std::optional<int32_t> end_of_text = std::nullopt);
+
+// Whether ExportHfFolder can write the model: one of init_from with its own config.json, any other
+// with FormatHfConfig's. INVALID_ARGUMENT as there, so that a job is refused before it is trained.
+absl::Status CheckExportable(const v1::ModelSpec& model);
 
 // In what `seen` differs from `wanted`, a line each, naming the key and both values: what is set in
 // either counts, except init_from, sequence_length, trainable and the dropout rates.

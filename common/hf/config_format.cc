@@ -60,6 +60,14 @@ absl::StatusOr<Json> Llama(const ModelConfig& c) {
         "q, k, v and the MLP but none on the output projection; wanted attention_bias instead, or "
         "one of the two alone");
   }
+  if (qwen && c.head_dim * c.heads != c.hidden) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.qkv_bias is true and model.head_dim is ", c.head_dim,
+        ": Qwen2, the class of transformers that has biases on q, k and v alone, has heads of "
+        "hidden_size / heads, here ",
+        c.hidden, " / ", c.heads,
+        "; wanted that head_dim, or attention_bias instead of qkv_bias, or neither"));
+  }
   Json json = {
       {"architectures", {qwen ? "Qwen2ForCausalLM" : "LlamaForCausalLM"}},
       {"model_type", qwen ? "qwen2" : "llama"},
@@ -86,8 +94,14 @@ absl::StatusOr<Json> Llama(const ModelConfig& c) {
 
 }  // namespace
 
-absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::string_view dtype) {
+absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::string_view dtype,
+                                           std::optional<int32_t> end_of_text) {
   ZS_ASSIGN_OR_RETURN(const ModelConfig config, MakeModelConfig(model));
+  if (end_of_text.has_value() && (*end_of_text < 0 || *end_of_text >= config.vocab)) {
+    return absl::InvalidArgumentError(absl::StrCat("the token that ends a text is ", *end_of_text,
+                                                   "; wanted one of the model's, from 0 to ",
+                                                   config.vocab - 1));
+  }
   Json json;
   if (config.architecture == Architecture::kGpt2) {
     json = Gpt2(config);
@@ -99,9 +113,14 @@ absl::StatusOr<std::string> FormatHfConfig(const v1::ModelSpec& model, absl::str
   json["use_cache"] = true;
   // The defaults of transformers are ids of other models' tokens.
   json["bos_token_id"] = nullptr;
-  json["eos_token_id"] = nullptr;
+  json["eos_token_id"] = end_of_text.has_value() ? Json(*end_of_text) : Json(nullptr);
   json["torch_dtype"] = std::string(dtype);
   return absl::StrCat(json.dump(2), "\n");
+}
+
+absl::Status CheckExportable(const v1::ModelSpec& model) {
+  if (!model.init_from().empty()) return absl::OkStatus();
+  return FormatHfConfig(model, "float32").status();
 }
 
 }  // namespace zeroshard

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "common/files.h"
 #include "common/hf/config.h"
 #include "common/hf/json.h"
@@ -29,8 +31,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kPiece = 1 << 20;              // elements written at once
+constexpr int64_t kPiece = 1 << 20;  // elements written at once
+constexpr absl::string_view kModelFiles[] = {"config.json", "generation_config.json"};
+constexpr char kTokenizerJson[] = "tokenizer.json";
+constexpr absl::string_view kTokenizerFiles[] = {
+    "added_tokens.json", "chat_template.jinja",     "chat_template.json",
+    "merges.txt",        "special_tokens_map.json", kTokenizerJson,
+    "tokenizer.model",   "tokenizer_config.json",   "vocab.json"};
 constexpr size_t kMaxAsset = size_t{256} << 20;  // bytes; the largest tokenizers have some 40 MB
+
+// Those of the names that are files of the folder.
+std::vector<std::string> Present(const std::string& folder,
+                                 absl::Span<const absl::string_view> names) {
+  std::vector<std::string> present;
+  for (const absl::string_view name : names) {
+    std::error_code error;
+    if (fs::is_regular_file(absl::StrCat(folder, "/", name), error)) present.emplace_back(name);
+  }
+  return present;
+}
 
 uint64_t Bytes(const HfTensor& tensor, DType dtype) {
   uint64_t bytes = SizeOf(dtype);
@@ -203,17 +222,31 @@ absl::StatusOr<std::string> OwnConfig(const std::string& path, const v1::ModelSp
   return absl::StrCat(json.dump(2), "\n");
 }
 
+// transformers takes from it when to stop; the rest is how a model is sampled, which nobody has
+// said.
+std::string GenerationConfig(int32_t end_of_text) {
+  const nlohmann::ordered_json json = {{"bos_token_id", nullptr}, {"eos_token_id", end_of_text}};
+  return absl::StrCat(json.dump(2), "\n");
+}
+
 absl::Status WriteAssets(const v1::ModelSpec& model, const std::string& folder,
                          const HfExportOptions& options) {
   const std::string dtype = options.dtype == DType::kBF16 ? "bfloat16" : "float32";
   std::vector<std::string> names;
   if (!options.assets.empty()) names = ListHfAssets(options.assets);
+  const auto has = [&names](const char* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   std::string config;
-  if (std::find(names.begin(), names.end(), "config.json") != names.end()) {
+  if (has("config.json")) {
     ZS_ASSIGN_OR_RETURN(config,
                         OwnConfig(absl::StrCat(options.assets, "/config.json"), model, dtype));
   } else {
-    ZS_ASSIGN_OR_RETURN(config, FormatHfConfig(model, dtype));
+    ZS_ASSIGN_OR_RETURN(config, FormatHfConfig(model, dtype, options.end_of_text));
+    if (options.end_of_text.has_value() && !has("generation_config.json")) {
+      ZS_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/generation_config.json"),
+                                             GenerationConfig(*options.end_of_text)));
+    }
   }
   ZS_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/config.json"), config));
   for (const std::string& name : names) {
@@ -243,15 +276,34 @@ absl::Status CheckFree(const std::string& folder) {
 }  // namespace
 
 std::vector<std::string> ListHfAssets(const std::string& folder) {
-  std::vector<std::string> found;
-  for (const char* name :
-       {"added_tokens.json", "chat_template.jinja", "chat_template.json", "config.json",
-        "generation_config.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
-        "tokenizer.model", "tokenizer_config.json", "vocab.json"}) {
-    std::error_code error;
-    if (fs::is_regular_file(absl::StrCat(folder, "/", name), error)) found.emplace_back(name);
-  }
+  std::vector<std::string> found = Present(folder, kTokenizerFiles);
+  for (std::string& name : Present(folder, kModelFiles)) found.push_back(std::move(name));
+  std::sort(found.begin(), found.end());
   return found;
+}
+
+bool IsTokenizerAsset(absl::string_view name) {
+  return std::find(std::begin(kTokenizerFiles), std::end(kTokenizerFiles), name) !=
+         std::end(kTokenizerFiles);
+}
+
+std::vector<HfAsset> TokenizerAssets(const std::string& tokenizer) {
+  std::vector<HfAsset> assets;
+  std::error_code error;
+  const fs::file_status status = fs::status(tokenizer, error);
+  const bool file = fs::is_regular_file(status);
+  if (!file && !fs::is_directory(status)) return assets;
+  const fs::path folder = file ? fs::path(tokenizer).parent_path() : fs::path(tokenizer);
+  for (std::string& name : Present(folder.empty() ? "." : folder.string(), kTokenizerFiles)) {
+    std::string source = (folder / name).string();
+    if (name == kTokenizerJson && file) source = tokenizer;
+    assets.push_back({std::move(source), std::move(name)});
+  }
+  const bool listed = std::any_of(assets.begin(), assets.end(), [](const HfAsset& asset) {
+    return asset.name == kTokenizerJson;
+  });
+  if (file && !listed) assets.push_back({tokenizer, kTokenizerJson});
+  return assets;
 }
 
 absl::Status ExportHfFolder(const v1::ModelSpec& model, const ParameterSource& source,

@@ -1,11 +1,13 @@
 // zeroshard export, on checkpoints that this test writes.
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/files.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
 #include "common/hf/weights.h"
@@ -18,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using Json = nlohmann::json;
 
@@ -42,8 +45,9 @@ class ExportCommandTest : public CommandTest {
     table_ = *table;
   }
 
-  // A checkpoint of the weights, every one `step` more than in step 0; returns its path.
-  std::string Save(uint64_t step) {
+  // A checkpoint of the weights, every one `step` more than in step 0, that carries `assets` along;
+  // returns its path.
+  std::string Save(uint64_t step, const std::vector<Asset>& assets = {}) {
     std::vector<StatePiece> pieces;
     std::map<std::string, std::vector<float>> shifted = values_;
     for (const UnitTable& unit : table_.units) {
@@ -70,6 +74,7 @@ class ExportCommandTest : public CommandTest {
     const auto file = WriteStateFile(&FileSystem::Real(), *folder, 0, 1, pieces);
     EXPECT_TRUE(file.ok()) << file.status();
     manifest.files.push_back(*file);
+    EXPECT_TRUE(WriteAssets(&FileSystem::Real(), assets, *folder, &manifest.files).ok());
     const auto path = (*store)->Complete(manifest);
     EXPECT_TRUE(path.ok()) << path.status();
     return path.ok() ? *path : "";
@@ -114,6 +119,37 @@ TEST_F(ExportCommandTest, JsonAndShardsAndBf16ByDefault) {
     EXPECT_LE(entry.file_size(), 50'000u + 4096u) << entry.path();
   }
   EXPECT_TRUE(fs::exists(out_ + "/model.safetensors.index.json"));
+}
+
+// The vocabulary of a text of three letters, and a token that ends texts.
+constexpr char kTokenizer[] = R"({"added_tokens": [{"id": 3, "content": "<|endoftext|>",
+    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}})";
+
+TEST_F(ExportCommandTest, WhatEndsATextIsTheTokenizersOrTheSeparatorOfTheTraining) {
+  const auto ends = [&](uint64_t step, const std::vector<Asset>& assets) {
+    fs::remove_all(checkpoints_);
+    fs::remove_all(out_);
+    const Outcome outcome = Run({"export", Save(step, assets), out_});
+    EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+    std::vector<Json> ends;
+    for (const char* name : {"/config.json", "/generation_config.json"}) {
+      if (!fs::exists(out_ + name)) continue;
+      std::ifstream file(out_ + name);
+      ends.push_back(Json::parse(file).at("eos_token_id"));
+    }
+    return ends;
+  };
+  EXPECT_THAT(ends(1, {}), ElementsAre(Json()));
+  EXPECT_THAT(ends(2, {{"tokenizer.json", kTokenizer}}), ElementsAre(3, 3));
+  EXPECT_TRUE(fs::exists(out_ + "/tokenizer.json"));
+  EXPECT_THAT(
+      ends(3, {{"tokenizer.json", kTokenizer}, {"tokenizer_config.json", R"({"eos_token": "b"})"}}),
+      ElementsAre(1, 1));
+  spec_.mutable_data()->mutable_packing()->set_separator(200);
+  EXPECT_THAT(ends(4, {{"tokenizer.json", kTokenizer}}), ElementsAre(200, 200));
 }
 
 TEST_F(ExportCommandTest, ADamagedCheckpointIsNotExported) {

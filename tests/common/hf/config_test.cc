@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "common/hf/json.h"
 #include "common/plan/model_table.h"
 #include "common/plan/rope.h"
 #include "gmock/gmock.h"
@@ -388,11 +389,43 @@ TEST(HfConfigTest, AConfigOfOurOwnHasNumbersAsAPersonWritesThem) {
 
 TEST(HfConfigTest, AModelThatNoClassOfTransformersComputesIsRefused) {
   v1::ModelSpec model = Spec("llama");
+  EXPECT_TRUE(CheckExportable(model).ok());
   model.set_qkv_bias(true);
-  model.set_mlp_bias(true);
-  const absl::Status status = FormatHfConfig(model, "bfloat16").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("qkv_bias"), HasSubstr("mlp_bias")));
+  EXPECT_TRUE(CheckExportable(model).ok());
+  v1::ModelSpec biased = model;
+  biased.set_mlp_bias(true);
+  // Qwen2 takes no head_dim.
+  v1::ModelSpec wide = model;
+  wide.set_head_dim(2 * model.hidden_size() / model.heads());
+  for (const auto& [refused, field] :
+       {std::pair(biased, "mlp_bias"), std::pair(wide, "head_dim")}) {
+    const absl::Status status = FormatHfConfig(refused, "bfloat16").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("qkv_bias"), HasSubstr(field)));
+    EXPECT_EQ(CheckExportable(refused), status);
+    // Its own config.json says what it is.
+    v1::ModelSpec own = refused;
+    own.set_init_from("/models/own");
+    EXPECT_TRUE(CheckExportable(own).ok());
+  }
+  wide.set_qkv_bias(false);
+  EXPECT_TRUE(CheckExportable(wide).ok());
+}
+
+TEST(HfConfigTest, AConfigOfOurOwnNamesTheTokenThatEndsATextOnlyWhereThereIsOne) {
+  const auto end = [](std::optional<int32_t> token) {
+    const std::string json = FormatHfConfig(Spec("gpt2"), "float32", token).value();
+    return ParseJsonObject(json, "config.json").value().at("eos_token_id");
+  };
+  EXPECT_TRUE(end(std::nullopt).is_null());
+  EXPECT_EQ(end(0), 0);
+  const auto vocab = static_cast<int32_t>(Spec("gpt2").vocab_size());
+  EXPECT_EQ(end(vocab - 1), vocab - 1);
+  for (const int32_t token : {-1, vocab}) {
+    const absl::Status status = FormatHfConfig(Spec("gpt2"), "float32", token).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("is ", token, ";")));
+  }
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Pair;
 using testing::UnorderedElementsAre;
 using Json = nlohmann::json;
 
@@ -297,6 +298,70 @@ TEST_F(HfAssetsTest, AConfigOfAnotherModelIsRefusedAndNothingIsLeft) {
               AllOf(HasSubstr(assets_ + "/config.json"),
                     HasSubstr("model.vocab_size: seen 50304, wanted 50257")));
   EXPECT_FALSE(fs::exists(Target()));
+}
+
+TEST_F(HfAssetsTest, WhatEndsATextIsSaidForAModelThatCameWithoutAConfig) {
+  fs::remove(assets_ + "/config.json");
+  options_.end_of_text = 7;
+  const auto json = [&](const std::string& name) {
+    return nlohmann::json::parse(Contents(Target() + "/" + name));
+  };
+  Export(model_, Values(Table(model_), false), options_);
+  EXPECT_EQ(json("config.json")["eos_token_id"], 7);
+  EXPECT_EQ(json("generation_config.json")["eos_token_id"], 7);
+  // What came with the model is not changed.
+  fs::remove_all(Target());
+  WriteText(assets_ + "/generation_config.json", R"({"eos_token_id": [8, 9]})");
+  Export(model_, Values(Table(model_), false), options_);
+  EXPECT_EQ(json("generation_config.json")["eos_token_id"], nlohmann::json({8, 9}));
+  fs::remove_all(Target());
+  fs::remove(assets_ + "/generation_config.json");
+  WriteText(assets_ + "/config.json", kConfig);
+  Export(model_, Values(Table(model_), false), options_);
+  EXPECT_EQ(json("config.json")["eos_token_id"], 50256);
+  EXPECT_FALSE(fs::exists(Target() + "/generation_config.json"));
+}
+
+std::vector<std::pair<std::string, std::string>> Carried(const std::string& tokenizer) {
+  std::vector<std::pair<std::string, std::string>> carried;
+  for (const HfAsset& asset : TokenizerAssets(tokenizer)) {
+    carried.emplace_back(asset.name, asset.source);
+    EXPECT_TRUE(IsTokenizerAsset(asset.name)) << asset.name;
+  }
+  return carried;
+}
+
+TEST(TokenizerAssetsTest, AFileIsTheTokenizerAndBringsWhatBelongsToIt) {
+  const TempFolder folder;
+  WriteText(folder / "mine.json", "{}");
+  EXPECT_THAT(Carried(folder / "mine.json"),
+              ElementsAre(Pair("tokenizer.json", folder / "mine.json")));
+  WriteText(folder / "tokenizer_config.json", "{}");
+  WriteText(folder / "special_tokens_map.json", "{}");
+  WriteText(folder / "tokenizer.json", "another");
+  for (const char* name : {"config.json", "generation_config.json", "model.safetensors", "a.txt"}) {
+    WriteText(folder / name, "not the tokenizer's");
+  }
+  for (const char* name : {"mine.json", "tokenizer.json"}) {
+    EXPECT_THAT(
+        Carried(folder / name),
+        UnorderedElementsAre(Pair("tokenizer.json", folder / name),
+                             Pair("tokenizer_config.json", folder / "tokenizer_config.json"),
+                             Pair("special_tokens_map.json", folder / "special_tokens_map.json")));
+  }
+  EXPECT_THAT(
+      Carried(folder.path()),
+      UnorderedElementsAre(Pair("tokenizer.json", folder / "tokenizer.json"),
+                           Pair("tokenizer_config.json", folder / "tokenizer_config.json"),
+                           Pair("special_tokens_map.json", folder / "special_tokens_map.json")));
+  EXPECT_FALSE(IsTokenizerAsset("config.json"));
+  EXPECT_FALSE(IsTokenizerAsset("generation_config.json"));
+}
+
+TEST(TokenizerAssetsTest, WhatIsNoFileBringsNothing) {
+  for (const char* name : {"", "bytes", "tokens", "/no/such/tokenizer.json"}) {
+    EXPECT_THAT(Carried(name), IsEmpty()) << name;
+  }
 }
 
 TEST_F(HfExportTest, AFolderThatHoldsSomethingIsNotTouched) {

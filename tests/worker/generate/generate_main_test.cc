@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "common/checkpoint/files.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
 #include "common/hf/export.h"
@@ -116,7 +119,8 @@ class GenerateTest : public testing::Test {
   }
 
   // A folder of checkpoints with one of the reference model's initial weights.
-  std::string MakeCheckpoints(const std::string& name, const std::string& tokenizer) {
+  std::string MakeCheckpoints(const std::string& name, const std::string& tokenizer,
+                              const std::vector<HfAsset>& assets = {}) {
     const Reference reference = *Reference::Load(name);
     const std::string dir = temp_ / "checkpoints";
     CheckpointStoreOptions options;
@@ -148,6 +152,11 @@ class GenerateTest : public testing::Test {
     manifest.spec = reference.spec();
     manifest.spec.mutable_data()->set_tokenizer(tokenizer);
     manifest.files = {*WriteStateFile(&FileSystem::Real(), collect, 0, 1, pieces)};
+    std::map<std::string, std::string> carried;
+    for (const HfAsset& asset : assets) carried[asset.name] = asset.source;
+    const auto contents = ReadAssets(carried);
+    EXPECT_TRUE(contents.ok()) << contents.status();
+    EXPECT_TRUE(WriteAssets(&FileSystem::Real(), *contents, collect, &manifest.files).ok());
     const auto complete = (*store)->Complete(manifest);
     EXPECT_TRUE(complete.ok()) << complete.status();
     return dir;
@@ -202,6 +211,19 @@ TEST_F(GenerateTest, ACheckpointAnswersAsItsModelWithTheTokenizerItWasTrainedWit
     EXPECT_EQ(json["tokens"].get<std::vector<int32_t>>(), wanted);
     EXPECT_EQ(json["model"], dir + "/step-00000030");
   }
+}
+
+// Wherever the job read its tokenizer from, the checkpoint has it.
+TEST_F(GenerateTest, ACheckpointAnswersWithTheTokenizerThatItCarries) {
+  Write(temp_ / "mine.json", TokenizerJson());
+  Write(temp_ / "tokenizer_config.json", R"({"eos_token": "<|endoftext|>"})");
+  const std::string dir =
+      MakeCheckpoints("llama", temp_ / "mine.json", TokenizerAssets(temp_ / "mine.json"));
+  std::filesystem::remove(temp_ / "mine.json");
+  const Json json = Run({.model = dir, .prompt = "a b", .max_tokens = 9});
+  EXPECT_EQ(json["prompt_tokens"].get<std::vector<int32_t>>(), Ids("a b", {256}));
+  EXPECT_EQ(json["tokens"].get<std::vector<int32_t>>(),
+            Greedy("llama", Ids("a b", {256}), 9, {256}));
 }
 
 TEST_F(GenerateTest, TextIsThePromptAndWhatFollows) {
