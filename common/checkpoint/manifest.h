@@ -46,7 +46,7 @@ struct Manifest {
   v1::JobSpec spec;          // normalised
   uint64_t next_sample = 0;  // position in the run's sample order of the next step's first sample
   uint64_t samples = 0;      // that the training set has
-  // Of all values of a kind, as worker/zero/digest.h; empty where no tensor has the kind.
+  // Of all values of a kind, as state_digest.h has it; empty where no tensor has the kind.
   std::string digests[kStateKinds];
   std::vector<CheckpointFile> files;  // all but manifest.json itself
 };

@@ -1,11 +1,17 @@
 // zeroshard checkpoints, and checkpoints verify.
+#include <deque>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/checkpoint/state_digest.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
+#include "common/plan/model_table.h"
+#include "common/spec/job_spec.h"
 #include "tests/client/command_fixture.h"
 
 namespace zeroshard {
@@ -18,26 +24,53 @@ using testing::Not;
 
 class CheckpointsCommandTest : public CommandTest {
  protected:
-  // Steps 1 and 2, each of one tensor.
-  std::string MakeCheckpoints() {
+  CheckpointsCommandTest() {
+    absl::StatusOr<v1::JobSpec> spec = ParseJobSpec(kJob, "job", {});
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    spec_ = *spec;
+    EXPECT_TRUE(NormaliseJobSpec(&spec_).ok());
+    model_ = MakeModelTable(spec_.model()).value();
+  }
+
+  // Steps 1 and 2, with all that training saves. `spoil` changes the second before it is complete.
+  std::string MakeCheckpoints(
+      const std::function<void(std::vector<StatePiece>*, Manifest*)>& spoil = nullptr) {
     CheckpointStoreOptions options;
     options.dir = (folder_ / "checkpoints").string();
     options.job = options.run_id = "tiny";
     const auto store = CheckpointStore::Open(&FileSystem::Real(), options);
     EXPECT_TRUE(store.ok()) << store.status();
-    const std::vector<float> values(100, 1.5f);
     for (const uint64_t step : {1, 2}) {
       const auto folder = (*store)->Begin(step);
       EXPECT_TRUE(folder.ok()) << folder.status();
-      const auto file = WriteStateFile(&FileSystem::Real(), *folder, 0, 1,
-                                       {{StateKind::kMaster, "w", {100}, 0, 100, values.data()}});
-      EXPECT_TRUE(file.ok()) << file.status();
       Manifest manifest;
       manifest.job = manifest.run_id = "tiny";
       manifest.step = step;
       manifest.world_size = 1;
+      manifest.spec = spec_;
+      std::deque<std::vector<float>> flats;  // of each kind and unit
+      std::vector<StatePiece> pieces;
+      for (int i = 0; i < kStateKinds; ++i) {
+        const auto kind = static_cast<StateKind>(i);
+        WeightDigest digest;
+        for (size_t u = 0; u < model_.units.size(); ++u) {
+          const UnitTable& unit = model_.units[u];
+          std::vector<float>& flat = flats.emplace_back(static_cast<size_t>(unit.length), 0.0f);
+          for (const ParameterInfo& p : unit.parameters) {
+            float* at = flat.data() + p.offset;
+            for (int64_t e = 0; e < p.size; ++e) at[e] = static_cast<float>(e % 1000 + i);
+            pieces.push_back({kind, p.name, p.shape, 0, p.size, at});
+          }
+          digest.Add(u, 0, flat);
+        }
+        manifest.digests[i] = digest.Hex();
+      }
+      if (step == 2 && spoil != nullptr) spoil(&pieces, &manifest);
+      const auto file = WriteStateFile(&FileSystem::Real(), *folder, 0, 1, pieces);
+      EXPECT_TRUE(file.ok()) << file.status();
       manifest.files = {*file};
-      EXPECT_TRUE((*store)->Complete(manifest).ok());
+      const auto path = (*store)->Complete(manifest);
+      EXPECT_TRUE(path.ok()) << path.status();
     }
     return options.dir;
   }
@@ -48,6 +81,9 @@ class CheckpointsCommandTest : public CommandTest {
     file.seekp(-1, std::ios::end);
     file.put(static_cast<char>(byte ^ 1));
   }
+
+  v1::JobSpec spec_;
+  ModelTable model_;
 };
 
 TEST_F(CheckpointsCommandTest, VerifyOfSoundOnesSaysSoAndExitsWithZero) {
@@ -75,6 +111,48 @@ TEST_F(CheckpointsCommandTest, VerifyOfADamagedOneNamesTheFileAndFails) {
   EXPECT_THAT(damaged["problem"].get<std::string>(), AllOf(HasSubstr(file), HasSubstr("CRC-32C")));
   ExpectOneMessage(outcome);
   EXPECT_THAT(outcome.err, HasSubstr("1 of 2 checkpoints"));
+}
+
+// Every checksum is right, and still loading would refuse it.
+TEST_F(CheckpointsCommandTest, VerifyFindsWhatChecksumsDoNotSee) {
+  using Pieces = std::vector<StatePiece>;
+  const float other = 0.25f;
+  struct Case {
+    std::function<void(Pieces*, Manifest*)> spoil;
+    const char* says;
+  };
+  const Case cases[] = {
+      {[&](Pieces* pieces, Manifest*) {
+         StatePiece& last = pieces->back();  // one value of exp_avg_sq is another's
+         StatePiece changed = last;
+         last.end = last.end - 1;
+         changed.begin = last.end;
+         changed.values = &other;
+         pieces->push_back(changed);
+       },
+       "the values of exp_avg_sq have the digest"},
+      {[](Pieces*, Manifest* manifest) { manifest->digests[0] = std::string(32, '0'); },
+       "the values of master have the digest"},
+      {[](Pieces* pieces, Manifest*) { pieces->pop_back(); }, "no exp_avg_sq"},
+      {[](Pieces*, Manifest* manifest) { manifest->spec.mutable_model()->set_vocab_size(300); },
+       "the model wants"},
+      {[](Pieces*, Manifest* manifest) { manifest->spec.clear_model(); }, "model"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.says);
+    const std::string dir = MakeCheckpoints(c.spoil);
+    const Outcome outcome = Run({"checkpoints", "verify", dir});
+    EXPECT_EQ(outcome.code, kExitFailed);
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr(dir + "/step-00000001: sound"),
+                      HasSubstr(dir + "/step-00000002: NOT SOUND"), HasSubstr(c.says)));
+    std::filesystem::remove_all(dir);
+  }
+  // What no tensor has, or was not computed, is not asked for.
+  EXPECT_EQ(Run({"checkpoints", "verify",
+                 MakeCheckpoints([](Pieces*, Manifest* m) { m->digests[2].clear(); })})
+                .code,
+            kExitOk);
 }
 
 TEST_F(CheckpointsCommandTest, VerifyOfWhatIsNoCheckpointIsNotFound) {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/checkpoint/state_digest.h"
 #include "common/plan/nearest.h"
 #include "common/status_macros.h"
-#include "worker/zero/digest.h"
 #include "worker/zero/fill.h"
 
 namespace zeroshard {

@@ -7,10 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/checkpoint/state_digest.h"
 #include "common/plan/zero_policy.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
-#include "worker/zero/digest.h"
 
 namespace zeroshard {
 

@@ -1,9 +1,13 @@
-#include "worker/zero/digest.h"
+#include "common/checkpoint/state_digest.h"
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "common/parameter_source.h"
+#include "common/status_macros.h"
 
 namespace zeroshard {
 namespace {
@@ -59,5 +63,34 @@ void WeightDigest::Combine(const WeightDigest& other) {
 }
 
 std::string WeightDigest::Hex() const { return absl::StrFormat("%016x%016x", high, low); }
+
+absl::StatusOr<std::string> DigestOf(const CheckpointReader& reader, const ModelTable& model,
+                                     StateKind kind) {
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  static_assert(kPiece % kBlock == 0);
+  const std::unique_ptr<ParameterSource> source = reader.Source(kind);
+  const auto has_kind = [kind](const ParameterInfo& tensor) {
+    return kind == StateKind::kMaster || tensor.trainable;
+  };
+  WeightDigest digest;
+  std::vector<float> values;
+  for (size_t unit = 0; unit < model.units.size(); ++unit) {
+    const std::vector<ParameterInfo>& tensors = model.units[unit].parameters;
+    if (std::none_of(tensors.begin(), tensors.end(), has_kind)) continue;
+    for (const ParameterInfo& tensor : tensors) {
+      for (int64_t begin = 0; begin < tensor.size; begin += kPiece) {
+        const int64_t end = std::min(begin + kPiece, tensor.size);
+        const auto count = static_cast<size_t>(end - begin);
+        // Padding follows a tensor up to a whole block.
+        values.assign((count + kBlock - 1) / kBlock * kBlock, 0.0f);
+        if (has_kind(tensor)) {
+          ZS_RETURN_IF_ERROR(source->Read(tensor, begin, end, values.data()));
+        }
+        digest.Add(unit, static_cast<uint64_t>(tensor.offset + begin), values);
+      }
+    }
+  }
+  return digest.Hex();
+}
 
 }  // namespace zeroshard
