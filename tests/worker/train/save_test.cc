@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "absl/time/clock.h"
+#include "common/checkpoint/state_digest.h"
 #include "common/checkpoint/store.h"
 #include "common/files.h"
 #include "common/hf/config.h"
@@ -130,6 +131,12 @@ TEST(SaveTest, ChangesNoBitOfTraining) {
     const auto last = CheckpointReader::Open(folder / ("ckpt/" + CheckpointName(6)));
     ASSERT_TRUE(last.ok()) << last.status();
     EXPECT_EQ((*last)->manifest().digests[0], with[0].digest);
+    // What a reader computes from the files is what the ranks did from memory.
+    const ModelTable model = MakeModelTable(spec.model()).value();
+    for (int kind = 0; kind < kStateKinds; ++kind) {
+      EXPECT_EQ(DigestOf(**last, model, static_cast<StateKind>(kind)).value(),
+                (*last)->manifest().digests[kind]);
+    }
   }
 }
 
