@@ -1,5 +1,6 @@
 #include "common/spec/data_section.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -90,8 +91,14 @@ absl::Status NormaliseSample(v1::JobSpec* spec) {
   if (sample->prompts_size() > kMostPrompts) {
     return Bad("sample.prompts: seen ", sample->prompts_size(), ", wanted at most ", kMostPrompts);
   }
+  std::map<std::string, int> seen;
   for (int i = 0; i < sample->prompts_size(); ++i) {
     if (sample->prompts(i).empty()) return Bad("sample.prompts.", i, ": empty, wanted a text");
+    const auto [first, is_new] = seen.emplace(sample->prompts(i), i);
+    if (!is_new) {
+      return Bad("sample.prompts.", i, ": the same as sample.prompts.", first->second,
+                 ", whose answer it would have");
+    }
   }
   if (spec->data().tokenizer() == "tokens") {
     return Bad(

@@ -44,28 +44,6 @@ absl::Status Write(const std::string& text, std::ostream* out) {
       "the output could not be written: is the disk full, or the reader gone?");
 }
 
-absl::StatusOr<ContinuationOptions> ReadPrompt(const GenerateOptions& options,
-                                               const ModelFiles& files) {
-  ContinuationOptions prompt;
-  prompt.prompt = files.prefix;
-  files.tokenizer->Encode(options.prompt, &prompt.prompt);
-  if (prompt.prompt.empty()) {
-    return absl::InvalidArgumentError(
-        "--prompt is empty, and this model has no token that begins a text: give it a word to go "
-        "on from");
-  }
-  const int64_t positions = Generator::Positions(files.table.config);
-  if (static_cast<int64_t>(prompt.prompt.size()) > positions) {
-    return absl::InvalidArgumentError(absl::StrCat("--prompt has ", prompt.prompt.size(),
-                                                   " tokens, but the model has ", positions,
-                                                   " positions: shorten it"));
-  }
-  prompt.max_tokens = options.max_tokens;
-  prompt.sampling = options.sampling;
-  prompt.end_of_text = files.end_of_text;
-  return prompt;
-}
-
 }  // namespace
 
 absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::ostream* err) {
@@ -74,7 +52,11 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
   for (const std::string& warning : files.warnings) {
     *err << kProgram << ": warning: " << warning << std::endl;
   }
-  ZS_ASSIGN_OR_RETURN(const ContinuationOptions prompt, ReadPrompt(options, files));
+  ZS_ASSIGN_OR_RETURN(
+      ContinuationOptions prompt,
+      MakePrompt("--prompt", options.prompt, *files.tokenizer, files.ends, files.table.config));
+  prompt.max_tokens = options.max_tokens;
+  prompt.sampling = options.sampling;
   const std::unique_ptr<Device> device = MakeCpuDevice();
   const std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
   ZS_ASSIGN_OR_RETURN(

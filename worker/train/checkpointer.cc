@@ -12,7 +12,9 @@
 #include "common/files.h"
 #include "common/hf/export.h"
 #include "common/log.h"
+#include "common/spec/job_spec.h"
 #include "common/status_macros.h"
+#include "common/tokenizer/tokenizer.h"
 #include "worker/train/agreement.h"
 
 namespace zeroshard {
@@ -116,6 +118,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(
 absl::Status Checkpointer::Open() {
   if (IsRankZero()) {
     ZS_ASSIGN_OR_RETURN(assets_, ReadAssets(options_.assets));
+    ZS_RETURN_IF_ERROR(FindEndOfText());
     CheckpointStoreOptions store;
     store.dir = dir_;
     store.job = options_.job;
@@ -129,6 +132,20 @@ absl::Status Checkpointer::Open() {
   ZS_RETURN_IF_ERROR(Allocate());
   MakePieces();
   thread_ = options_.device->NewStream("checkpoint");
+  return absl::OkStatus();
+}
+
+// As `export` finds it.
+absl::Status Checkpointer::FindEndOfText() {
+  if (!options_.spec.zero_optimization().stage3_gather_16bit_weights_on_model_save())
+    return absl::OkStatus();
+  const v1::DataSpec& data = options_.spec.data();
+  if (data.packing().has_separator()) {
+    end_of_text_ = static_cast<int32_t>(data.packing().separator());
+  } else if (IsTokenizerPath(data.tokenizer())) {
+    ZS_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(data.tokenizer()));
+    end_of_text_ = tokenizer->end_of_text();
+  }
   return absl::OkStatus();
 }
 
@@ -358,6 +375,7 @@ absl::Status Checkpointer::ExportWeights(const std::string& folder, Manifest* ma
                       CheckpointReader::OpenCollected(folder, *manifest));
   HfExportOptions options;
   if (!assets_.empty()) options.assets = absl::StrCat(folder, "/assets");
+  options.end_of_text = end_of_text_;
   options.progress = [this](uint64_t, uint64_t) { ++progress_; };
   ZS_RETURN_IF_ERROR(ExportHfFolder(options_.spec.model(), *reader->Source(StateKind::kMaster),
                                     absl::StrCat(folder, "/model"), options));

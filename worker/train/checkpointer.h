@@ -93,6 +93,7 @@ class Checkpointer {
 
   explicit Checkpointer(const CheckpointerOptions& options);
   absl::Status Open();
+  absl::Status FindEndOfText();
   absl::Status Allocate();
   void MakePieces();
   // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
@@ -108,6 +109,7 @@ class Checkpointer {
   const CheckpointerOptions options_;
   std::string dir_;
   std::vector<Asset> assets_;               // rank 0's
+  std::optional<int32_t> end_of_text_;      // rank 0's, for ExportWeights
   std::unique_ptr<CheckpointStore> store_;  // rank 0's
   std::unique_ptr<CancellableFiles> files_;
   std::vector<OwnedRange> ranges_;

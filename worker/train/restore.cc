@@ -150,29 +150,23 @@ absl::Status InitialState::CompareDigests(const ModelTable& model, ZeroEngine* e
   return absl::OkStatus();
 }
 
+std::string FindModelFolder(const TrainerOptions& options) {
+  std::error_code error;
+  std::string kept = absl::StrCat(options.resume_from, "/assets");
+  if (!options.resume_from.empty() && std::filesystem::is_directory(kept, error)) return kept;
+  return options.spec.model().init_from();
+}
+
 std::map<std::string, std::string> FindAssets(const TrainerOptions& options) {
   std::map<std::string, std::string> by_name;
-  const auto add = [&by_name](const std::string& folder, bool model) {
-    for (const std::string& name : ListHfAssets(folder)) {
-      if (!model && (name == "config.json" || name == "generation_config.json")) continue;
+  if (const std::string folder = FindModelFolder(options); !folder.empty())
+    for (const std::string& name : ListHfAssets(folder))
       by_name[name] = absl::StrCat(folder, "/", name);
-    }
-  };
-  std::error_code error;
-  const std::string kept = absl::StrCat(options.resume_from, "/assets");
-  if (!options.resume_from.empty() && std::filesystem::is_directory(kept, error)) {
-    add(kept, true);
-  } else if (!options.spec.model().init_from().empty()) {
-    add(options.spec.model().init_from(), true);
-  }
   const std::string& tokenizer = options.spec.data().tokenizer();
-  if (tokenizer == "bytes" || tokenizer == "tokens") {
-    // No file.
-  } else if (std::filesystem::is_directory(tokenizer, error)) {
-    add(tokenizer, false);
-  } else if (std::filesystem::is_regular_file(tokenizer, error)) {
-    by_name["tokenizer.json"] = tokenizer;  // by which name it is found again
-  }
+  const std::vector<HfAsset> own = TokenizerAssets(tokenizer);
+  if (tokenizer == "bytes" || !own.empty())
+    std::erase_if(by_name, [](const auto& asset) { return IsTokenizerAsset(asset.first); });
+  for (const HfAsset& asset : own) by_name[asset.name] = asset.source;
   return by_name;
 }
 

@@ -51,40 +51,29 @@ SampleWriter::SampleWriter(const v1::JobSpec& spec, const Tokenizer* tokenizer, 
       device_(device),
       ops_(ops) {}
 
-absl::StatusOr<std::unique_ptr<SampleWriter>> SampleWriter::Create(const v1::JobSpec& spec,
-                                                                   const Tokenizer* tokenizer,
-                                                                   const Model* model,
-                                                                   ZeroEngine* engine,
-                                                                   Device* device, Ops* ops) {
+absl::StatusOr<std::unique_ptr<SampleWriter>> SampleWriter::Create(
+    const v1::JobSpec& spec, const Tokenizer* tokenizer, const std::string& model_folder,
+    const Model* model, ZeroEngine* engine, Device* device, Ops* ops) {
+  ZS_ASSIGN_OR_RETURN(const TextEnds ends,
+                      ReadTextEnds(spec.data().tokenizer(), *tokenizer, model_folder, &spec.data(),
+                                   model->table.config.vocab));
   std::unique_ptr<SampleWriter> writer(
       new SampleWriter(spec, tokenizer, model, engine, device, ops));
   for (const std::string& text : spec.sample().prompts())
-    ZS_RETURN_IF_ERROR(writer->AddPrompt(text));
+    ZS_RETURN_IF_ERROR(writer->AddPrompt(text, ends));
   return writer;
 }
 
-absl::Status SampleWriter::AddPrompt(const std::string& text) {
-  ContinuationOptions prompt;
-  tokenizer_->Encode(text, &prompt.prompt);
-  const std::string where = absl::StrCat("sample.prompts: \"", absl::CEscape(text), "\" ");
-  const ModelConfig& config = model_->table.config;
-  for (int32_t token : prompt.prompt) {
-    if (token < config.vocab) continue;
-    return absl::InvalidArgumentError(absl::StrCat(where, "has the token ", token,
-                                                   ", and the model a vocabulary of ", config.vocab,
-                                                   "; is data.tokenizer the model's?"));
-  }
-  const int64_t most = Generator::Positions(config);
-  if (prompt.prompt.empty() || static_cast<int64_t>(prompt.prompt.size()) > most) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "has ", prompt.prompt.size(),
-                                                   " tokens; wanted 1 to ", most,
-                                                   ", the model's positions"));
-  }
+absl::Status SampleWriter::AddPrompt(const std::string& text, const TextEnds& ends) {
+  constexpr size_t kShown = 60;
+  const std::string what = absl::StrCat("sample.prompts: \"", absl::CEscape(text.substr(0, kShown)),
+                                        text.size() > kShown ? "..." : "", "\"");
+  ZS_ASSIGN_OR_RETURN(ContinuationOptions prompt,
+                      MakePrompt(what, text, *tokenizer_, ends, model_->table.config));
   prompt.max_tokens = spec_.max_tokens();
   prompt.sampling.temperature = spec_.temperature();
   prompt.sampling.top_k = spec_.top_k();
   prompt.sampling.seed = seed_;
-  if (const auto end = tokenizer_->end_of_text()) prompt.end_of_text.insert(*end);
   prompt.run_to_length = true;  // the same gathers on every rank
   prompts_.push_back(std::move(prompt));
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/hf/config.h"
 #include "common/log.h"
 #include "common/plan/planner.h"
 #include "common/spec/schedule.h"
@@ -89,6 +90,7 @@ class TrainerImpl : public Trainer {
           "the job has %d steps, and the checkpoint to go on from is of step %d; raise steps",
           spec.steps(), options_.first_step - 1));
     }
+    ZS_RETURN_IF_ERROR(CheckSaves());
     ZS_ASSIGN_OR_RETURN(ModelTable table, MakeModelTable(spec.model()));
     model_ = MakeModel(std::move(table), spec.activation_checkpointing());
     policy_ = MakeZeroPolicy(model_.table, MakeZeroOptions(spec, options_.comm->size()));
@@ -164,6 +166,22 @@ class TrainerImpl : public Trainer {
     return engine_->Drain();
   }
 
+  // What every save would fail at.
+  absl::Status CheckSaves() const {
+    const v1::JobSpec& spec = options_.spec;
+    if (spec.checkpoint().dir().empty() ||
+        !spec.zero_optimization().stage3_gather_16bit_weights_on_model_save()) {
+      return absl::OkStatus();
+    }
+    const absl::Status status = CheckExportable(spec.model());
+    if (status.ok()) return status;
+    return absl::Status(
+        status.code(),
+        absl::StrCat("zero_optimization.stage3_gather_16bit_weights_on_model_save is true, but the "
+                     "model cannot be written as a Hugging Face folder: ",
+                     status.message()));
+  }
+
   absl::Status Fill(const InitialState& initial) {
     return initial.Fill(
         options_, model_.table,
@@ -188,8 +206,8 @@ class TrainerImpl : public Trainer {
     if (options_.tokenizer == nullptr)
       return absl::InvalidArgumentError("the job has sample.prompts, but no tokenizer was loaded");
     ZS_ASSIGN_OR_RETURN(
-        samples_, SampleWriter::Create(options_.spec, options_.tokenizer, &model_, engine_.get(),
-                                       options_.device, options_.ops));
+        samples_, SampleWriter::Create(options_.spec, options_.tokenizer, FindModelFolder(options_),
+                                       &model_, engine_.get(), options_.device, options_.ops));
     return absl::OkStatus();
   }
 

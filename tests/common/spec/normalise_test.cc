@@ -243,6 +243,8 @@ TEST(NormaliseJobSpec, EvaluationSaysOnWhatAndWhen) {
 
 TEST(NormaliseJobSpec, SamplingNeedsPromptsAndSomethingThatReadsThem) {
   EXPECT_THAT(Refusal({"sample={interval_steps: 5}"}), HasSubstr("sample.prompts: missing"));
+  EXPECT_THAT(Refusal({"sample={prompts: [a, b, a], interval_steps: 5}"}),
+              HasSubstr("sample.prompts.2: the same as sample.prompts.0"));
   EXPECT_THAT(Refusal({"sample={prompts: [a]}"}), HasSubstr("sample.interval_steps: missing or 0"));
   EXPECT_THAT(Refusal({"sample={prompts: [a], interval_steps: 5, temperature: -1}"}),
               HasSubstr("sample.temperature: seen -1"));

@@ -14,6 +14,7 @@
 #include "common/hf/export.h"
 #include "common/safetensors/safetensors.h"
 #include "tests/common/temp_folder.h"
+#include "tests/worker/generate/byte_tokenizer.h"
 #include "tests/worker/generate/tiny_model.h"
 #include "worker/generate/continuation.h"
 #include "worker/generate/model_files.h"
@@ -26,73 +27,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Json = nlohmann::json;
-
-// Ids are bytes, except 256, which is the end of a text, and 257 its beginning: the smallest
-// tokenizer.json with a template.
-std::string TokenizerJson() {
-  Json vocab = Json::object();
-  // GPT-2's printable names of bytes: what is printable is itself, the rest follows from U+0100 on.
-  int next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) ||
-                           (byte >= 0xAE && byte <= 0xFF);
-    const int point = printable ? byte : next++;
-    std::string name;
-    if (point < 0x80) {
-      name.push_back(static_cast<char>(point));
-    } else {
-      name.push_back(static_cast<char>(0xC0 | point >> 6));
-      name.push_back(static_cast<char>(0x80 | (point & 0x3F)));
-    }
-    vocab[name] = byte;
-  }
-  const auto special = [](int id, const char* content) {
-    return Json{{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
-                {"rstrip", false}, {"normalized", false}, {"special", true}};
-  };
-  const Json json = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", {special(255 + 1, "<|endoftext|>")}},
-      {"normalizer", nullptr},
-      {"pre_tokenizer",
-       {{"type", "ByteLevel"},
-        {"add_prefix_space", false},
-        {"trim_offsets", true},
-        {"use_regex", true}}},
-      {"post_processor",
-       {{"type", "Sequence"},
-        {"processors",
-         {{{"type", "ByteLevel"},
-           {"add_prefix_space", true},
-           {"trim_offsets", false},
-           {"use_regex", true}},
-          {{"type", "TemplateProcessing"},
-           {"single",
-            {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
-             {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
-           {"pair", Json::array()},
-           {"special_tokens",
-            {{"<|endoftext|>",
-              {{"id", "<|endoftext|>"}, {"ids", {256}}, {"tokens", {"<|endoftext|>"}}}}}}}}}}},
-      {"decoder",
-       {{"type", "ByteLevel"},
-        {"add_prefix_space", true},
-        {"trim_offsets", true},
-        {"use_regex", true}}},
-      {"model",
-       {{"type", "BPE"},
-        {"dropout", nullptr},
-        {"unk_token", nullptr},
-        {"continuing_subword_prefix", nullptr},
-        {"end_of_word_suffix", nullptr},
-        {"fuse_unk", false},
-        {"byte_fallback", false},
-        {"vocab", vocab},
-        {"merges", Json::array()}}}};
-  return json.dump();
-}
 
 void Write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
@@ -215,7 +149,7 @@ TEST_F(GenerateTest, ACheckpointAnswersAsItsModelWithTheTokenizerItWasTrainedWit
 
 // Wherever the job read its tokenizer from, the checkpoint has it.
 TEST_F(GenerateTest, ACheckpointAnswersWithTheTokenizerThatItCarries) {
-  Write(temp_ / "mine.json", TokenizerJson());
+  Write(temp_ / "mine.json", ByteTokenizerJson());
   Write(temp_ / "tokenizer_config.json", R"({"eos_token": "<|endoftext|>"})");
   const std::string dir =
       MakeCheckpoints("llama", temp_ / "mine.json", TokenizerAssets(temp_ / "mine.json"));
@@ -237,7 +171,7 @@ TEST_F(GenerateTest, TextIsThePromptAndWhatFollows) {
 
 TEST_F(GenerateTest, TheFoldersTokenizerBeginsAndEndsTexts) {
   const std::string folder = MakeFolder("gpt2");
-  Write(folder + "/tokenizer.json", TokenizerJson());
+  Write(folder + "/tokenizer.json", ByteTokenizerJson());
   const std::vector<int32_t> prompt = Ids("Hi", {256});
   const std::vector<int32_t> endless = Greedy("gpt2", prompt, 20);
   // The model's own end, which generation_config.json names, is the third token of the answer.

@@ -1,6 +1,7 @@
 // Files that travel with a model: through every save, whatever becomes of where they came from.
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "common/checkpoint/files.h"
 #include "common/hf/config.h"
@@ -85,19 +86,49 @@ TEST(AssetsTest, OutliveTheModelFolder) {
   ExpectHasTheFiles(dir, 3);
 }
 
-// As the checkpoint's tokenizer it has the name by which it is found again, in place of the
-// model's.
+// As the checkpoint's tokenizer it has the name by which it is found again, and nothing of the
+// model's own stays beside it.
 TEST(AssetsTest, ATokenizerOfTheJobsOwnTakesThePlaceOfTheModels) {
   MemoryFolder folder;
-  const std::string dir = folder / "ckpt", model = folder / "model";
+  const std::string model = folder / "model";
   MakeModelFolder(model);
+  std::ofstream(model + "/tokenizer_config.json") << "{}";
+  std::ofstream(model + "/generation_config.json") << "{}";
   std::ofstream(folder / "other.json") << "{}";
-  v1::JobSpec spec = SpecFrom(model, {1, 0}, 1, dir);
-  spec.mutable_data()->set_tokenizer(folder / "other.json");
-  ExpectAllOk(TrainJob(spec, {.world = 1}, TinyData()));
-  const std::string assets = dir + "/" + CheckpointName(1) + "/assets";
-  EXPECT_EQ(Contents(assets + "/tokenizer.json"), "{}");
-  EXPECT_FALSE(std::filesystem::exists(assets + "/other.json"));
+  for (const std::string& tokenizer : {folder / "other.json", std::string("bytes")}) {
+    const std::string dir = folder / (tokenizer == "bytes" ? "bytes" : "other");
+    v1::JobSpec spec = SpecFrom(model, {1, 0}, 1, dir);
+    spec.mutable_data()->set_tokenizer(tokenizer);
+    ExpectAllOk(TrainJob(spec, {.world = 1}, TinyData()));
+    std::set<std::string> names;
+    const std::string assets = dir + "/" + CheckpointName(1) + "/assets";
+    for (const auto& entry : std::filesystem::directory_iterator(assets))
+      names.insert(entry.path().filename().string());
+    std::set<std::string> wanted = {"config.json", "generation_config.json"};
+    if (tokenizer != "bytes") {
+      wanted.insert("tokenizer.json");
+      EXPECT_EQ(Contents(assets + "/tokenizer.json"), "{}");
+    }
+    EXPECT_EQ(names, wanted) << tokenizer;
+  }
+}
+
+// At once, and not when the first checkpoint is due.
+TEST(AssetsTest, AModelThatNoFolderCanHoldIsRefusedWhereOneIsToBeWritten) {
+  MemoryFolder folder;
+  v1::JobSpec spec = SavingSpec(TinyLlama(), {2, 3}, 1, folder / "ckpt",
+                                {"model.qkv_bias=true", "model.mlp_bias=true"});
+  ExpectAllOk(TrainJob(spec, {.world = 2}, TinyData()));
+  spec.mutable_zero_optimization()->set_stage3_gather_16bit_weights_on_model_save(true);
+  spec.mutable_checkpoint()->set_dir(folder / "again");
+  const auto results = TrainJob(spec, {.world = 2}, TinyData());
+  for (const RankResult& result : results) {
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument) << result.status;
+    EXPECT_THAT(std::string(result.status.message()),
+                testing::AllOf(HasSubstr("stage3_gather_16bit_weights_on_model_save"),
+                               HasSubstr("model.qkv_bias")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "again"));
 }
 
 // What cannot be read is said by all ranks, before anything is trained.

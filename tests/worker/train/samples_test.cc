@@ -1,10 +1,14 @@
 // Texts that the model continues while it trains.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "common/hf/config.h"
+#include "common/hf/export.h"
 #include "gmock/gmock.h"
+#include "tests/worker/generate/byte_tokenizer.h"
 #include "tests/worker/train/checkpoint_harness.h"
-#include "worker/generate/continuation.h"
-#include "worker/generate/generator.h"
-#include "worker/generate/memory_parameters.h"
-#include "worker/generate/text_stream.h"
+#include "worker/generate/generate_main.h"
 
 namespace zeroshard {
 namespace {
@@ -13,17 +17,49 @@ using testing::HasSubstr;
 
 v1::JobSpec SampleSpecOf(const std::string& text, Shape shape, const std::string& dir,
                          std::vector<std::string> more = {}) {
-  more.push_back("model.vocab_size=256");
+  more.insert(more.begin(), "model.vocab_size=256");
   v1::JobSpec spec = SavingSpec(text, shape, 4, dir, std::move(more));
+  spec.mutable_data()->set_tokenizer("bytes");
   spec.mutable_sample()->set_interval_steps(3);
   spec.mutable_sample()->add_prompts("The ");
   spec.mutable_sample()->add_prompts("a");
-  spec.mutable_sample()->set_max_tokens(12);
+  spec.mutable_sample()->set_max_tokens(8);
   spec.mutable_sample()->set_temperature(0.8);
   return spec;
 }
 
 MemoryDataset Bytes() { return MemoryDataset(ChainTokens(24 * 40 + 1, 256), 24); }
+
+GenerateOptions AsSampled(const std::string& model, const std::string& prompt,
+                          const std::string& tokenizer) {
+  GenerateOptions options;
+  options.model = model;
+  options.prompt = prompt;
+  options.tokenizer = tokenizer;
+  options.max_tokens = 8;
+  options.sampling = {.temperature = 0.8, .seed = 7};
+  options.threads = 1;
+  return options;
+}
+
+// What `generate` says behind the prompt.
+std::string Generated(const std::string& model, const std::string& prompt,
+                      const std::string& tokenizer = "") {
+  std::ostringstream out, err;
+  const absl::Status status = Generate(AsSampled(model, prompt, tokenizer), &out, &err);
+  EXPECT_TRUE(status.ok()) << status;
+  const std::string text = out.str();
+  if (text.size() <= prompt.size()) return "";
+  return text.substr(prompt.size(), text.size() - prompt.size() - 1);
+}
+
+std::vector<int32_t> GeneratedTokens(const std::string& model, const std::string& prompt) {
+  std::ostringstream out, err;
+  GenerateOptions options = AsSampled(model, prompt, "");
+  options.json = true;
+  EXPECT_TRUE(Generate(options, &out, &err).ok());
+  return nlohmann::json::parse(out.str())["tokens"].get<std::vector<int32_t>>();
+}
 
 TEST(SamplesTest, AreTheSameAtAnyShapeAndWhatGenerateGivesForTheCheckpoint) {
   const auto tokenizer = Tokenizer::Load("bytes");
@@ -46,31 +82,58 @@ TEST(SamplesTest, AreTheSameAtAnyShapeAndWhatGenerateGivesForTheCheckpoint) {
     if (first.empty()) first = seen;
     EXPECT_EQ(seen, first) << "world " << shape.world << " stage " << shape.stage;
   }
-  // The second prompt's last answer, from the checkpoint's weights in memory.
-  const auto reader = CheckpointReader::Open(folder / ("4-3/" + CheckpointName(4)));
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  const v1::JobSpec& spec = (*reader)->manifest().spec;
-  const auto table = MakeModelTable(spec.model());
-  ASSERT_TRUE(table.ok());
-  const Model model = MakeModel(*table, false);
-  const auto device = MakeCpuDevice();
-  const auto ops = MakeCpuOps(1);
-  const auto weights = MemoryParameters::Load(*table, *(*reader)->Source(StateKind::kMaster),
-                                              device.get(), ops.get(), DType::kF32);
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  ContinuationOptions options;
-  options.prompt = {'a'};
-  options.max_tokens = 12;
-  options.sampling.temperature = 0.8;
-  options.sampling.seed = spec.seed();
-  auto generator = Generator::Create(&model, device.get(), ops.get(), DType::kF32, 12);
-  ASSERT_TRUE(generator.ok()) << generator.status();
-  const auto answer = Continue(options, generator->get(), weights->get());
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  TextStream stream(tokenizer->get());
-  std::string text = "4 a: ";
-  for (int32_t token : answer->tokens) text += *stream.Add(token);
-  EXPECT_EQ(first[3], text + stream.Finish());
+  const std::string last = folder / ("4-3/" + CheckpointName(4));
+  EXPECT_EQ(first[2], "4 The : " + Generated(last, "The "));
+  EXPECT_EQ(first[3], "4 a: " + Generated(last, "a"));
+}
+
+// A folder with a model, its tokenizer, which puts a token before each text, and what ends one.
+v1::JobSpec SpecWithItsOwnTokenizer(const std::string& model, const std::string& dir) {
+  v1::JobSpec spec = SampleSpecOf(TinyLlama(), {2, 3}, dir, Still({"model.vocab_size=257"}));
+  spec.mutable_data()->set_tokenizer(model);
+  spec.mutable_model()->set_init_from(model);
+  const auto resolved = ResolveInitFrom(&spec);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  spec.set_steps(1);
+  return spec;
+}
+
+TEST(SamplesTest, BeginAndEndAsGenerateDoes) {
+  MemoryFolder folder;
+  const std::string model = folder / "model";
+  ExpectAllOk(
+      TrainJob(SavingSpec(TinyLlama(), {1, 0}, 1, folder / "fresh", {"model.vocab_size=257"}),
+               {.world = 1}, Bytes()));
+  const auto fresh = CheckpointReader::Open(folder / ("fresh/" + CheckpointName(1)));
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  const absl::Status exported = ExportHfFolder((*fresh)->manifest().spec.model(),
+                                               *(*fresh)->Source(StateKind::kMaster), model, {});
+  ASSERT_TRUE(exported.ok()) << exported;
+  std::ofstream(model + "/tokenizer.json") << ByteTokenizerJson();
+  const auto tokenizer = Tokenizer::Load(model);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  RunOptions options{.world = 2};
+  options.tokenizer = tokenizer->get();
+
+  const auto endless =
+      TrainJob(SpecWithItsOwnTokenizer(model, folder / "endless"), options, Bytes());
+  ExpectAllOk(endless);
+  ASSERT_EQ(endless[0].samples.size(), 2u);
+  const std::string checkpoint = folder / ("endless/" + CheckpointName(1));
+  const std::string text = endless[0].samples[0].text();
+  EXPECT_EQ(text, Generated(checkpoint, "The "));
+  EXPECT_NE(text, Generated(checkpoint, "The ", "bytes")) << "the first token is of no consequence";
+
+  // One of the tokens of that answer ends a text.
+  const std::vector<int32_t> tokens = GeneratedTokens(checkpoint, "The ");
+  ASSERT_GE(tokens.size(), 3u);
+  std::ofstream(model + "/generation_config.json")
+      << absl::StrFormat(R"({"eos_token_id": [%d, 256]})", tokens[2]);
+  const auto ended = TrainJob(SpecWithItsOwnTokenizer(model, folder / "ended"), options, Bytes());
+  ExpectAllOk(ended);
+  ASSERT_EQ(ended[0].samples.size(), 2u);
+  EXPECT_EQ(ended[0].samples[0].text(), Generated(folder / ("ended/" + CheckpointName(1)), "The "));
+  EXPECT_LT(ended[0].samples[0].text().size(), text.size());
 }
 
 TEST(SamplesTest, ChangeNoBitOfTraining) {
@@ -96,7 +159,8 @@ TEST(SamplesTest, APromptThatTheModelCannotTakeIsRefused) {
   spec.mutable_sample()->set_prompts(1, std::string(25, 'x'));
   auto results = TrainJob(spec, options, Bytes());
   EXPECT_EQ(results[0].status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(results[0].status.message()), HasSubstr("has 25 tokens; wanted 1 to 24"));
+  EXPECT_THAT(std::string(results[0].status.message()),
+              HasSubstr("has 25 tokens, but the model has 24 positions"));
   spec = SampleSpecOf(TinyGpt2(), {1, 0}, "", {"model.vocab_size=61"});
   spec.mutable_model()->set_vocab_size(61);
   results = TrainJob(spec, options, TinyData());
