@@ -2,8 +2,10 @@
 // returns everything that a test compares.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -122,25 +124,70 @@ class RecordingObserver : public TrainObserver {
   uint64_t step_ = 0;
 };
 
+// Communicators of one world.
+struct Connections {
+  explicit Connections(int world)
+      : devices(static_cast<size_t>(world)), comms(static_cast<size_t>(world)) {}
+  MemoryRendezvous rendezvous;
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::unique_ptr<Communicator>> comms;
+
+  absl::Status Connect(int rank) {
+    const auto r = static_cast<size_t>(rank);
+    if (comms[r] != nullptr) return absl::OkStatus();
+    devices[r] = MakeCpuDevice();
+    GlooOptions gloo;
+    gloo.rank = rank;
+    gloo.size = static_cast<int>(comms.size());
+    gloo.host = "127.0.0.1";
+    gloo.operation_timeout = absl::Seconds(60);
+    auto comm = MakeGlooCommunicator(gloo, &rendezvous, devices[r].get());
+    if (comm.ok()) comms[r] = *std::move(comm);
+    return comm.status();
+  }
+};
+
+// Those of jobs that went well serve the next one of the same world: connecting and hanging up take
+// longer than most jobs of these tests. Used by a test's main thread.
+class IdleConnections {
+ public:
+  static std::unique_ptr<Connections> Take(int world) {
+    std::unique_ptr<Connections>& idle = Idle()[world];
+    return idle != nullptr ? std::move(idle) : std::make_unique<Connections>(world);
+  }
+  static void Give(int world, std::unique_ptr<Connections> connections) {
+    Idle()[world] = std::move(connections);
+  }
+
+ private:
+  static std::map<int, std::unique_ptr<Connections>>& Idle() {
+    static std::map<int, std::unique_ptr<Connections>> idle;
+    return idle;
+  }
+};
+
+inline TrafficTable TrafficOf(const Communicator& comm) {
+  TrafficTable table{};
+  for (int op = 0; op < kCollectiveOps; ++op)
+    for (int phase = 0; phase < kPhases; ++phase)
+      table[op][phase] =
+          comm.traffic().Get(static_cast<CollectiveOp>(op), static_cast<Phase>(phase));
+  return table;
+}
+
 inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const TokenDataset& data,
-                    int rank, Rendezvous* rendezvous, RankResult* result) {
+                    int rank, Connections* connections, RankResult* result) {
   std::unique_ptr<Device> device = MakeCpuDevice();
   std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
-  GlooOptions gloo;
-  gloo.rank = rank;
-  gloo.size = options.world;
-  gloo.host = "127.0.0.1";
-  gloo.operation_timeout = absl::Seconds(60);
-  auto comm = MakeGlooCommunicator(gloo, rendezvous, device.get());
-  if (!comm.ok()) {
-    result->status = comm.status();
-    return;
-  }
+  result->status = connections->Connect(rank);
+  if (!result->status.ok()) return;
+  Communicator* comm = connections->comms[static_cast<size_t>(rank)].get();
+  const TrafficTable before = TrafficOf(*comm);
   TrainerOptions trainer_options;
   trainer_options.spec = spec;
   trainer_options.device = device.get();
   trainer_options.ops = ops.get();
-  trainer_options.comm = comm->get();
+  trainer_options.comm = comm;
   trainer_options.data = &data;
   trainer_options.first_step = options.first_step;
   trainer_options.resume_from = options.resume_from;
@@ -152,7 +199,7 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   if (options.files) trainer_options.files = options.files(rank);
   auto trainer = Trainer::Create(trainer_options);
   if (!trainer.ok()) {
-    (*comm)->Abort(std::string(trainer.status().message()));
+    comm->Abort(std::string(trainer.status().message()));
     result->status = trainer.status();
     return;
   }
@@ -164,14 +211,13 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   const std::atomic<bool> stop{false};
   result->status = (*trainer)->Run(&observer, stop);
   if (options.after_run) options.after_run(rank);
+  result->traffic = TrafficOf(*comm);
   for (int op = 0; op < kCollectiveOps; ++op)
-    for (int phase = 0; phase < kPhases; ++phase)
-      result->traffic[op][phase] =
-          (*comm)->traffic().Get(static_cast<CollectiveOp>(op), static_cast<Phase>(phase));
+    for (int phase = 0; phase < kPhases; ++phase) result->traffic[op][phase] -= before[op][phase];
   for (int kind = 0; kind < kMemoryKinds; ++kind)
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
   if (!result->status.ok()) {
-    (*comm)->Abort("a rank failed");
+    comm->Abort("a rank failed");
     return;
   }
   auto digest = (*trainer)->WeightsDigest();
@@ -187,14 +233,17 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
 // Trains on every rank; results by rank.
 inline std::vector<RankResult> TrainJob(const v1::JobSpec& spec, const RunOptions& options,
                                         const TokenDataset& data) {
-  MemoryRendezvous rendezvous;
   std::vector<RankResult> results(static_cast<size_t>(options.world));
+  std::unique_ptr<Connections> connections = IdleConnections::Take(options.world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.world; ++rank)
     threads.emplace_back([&, rank] {
-      RunRank(spec, options, data, rank, &rendezvous, &results[static_cast<size_t>(rank)]);
+      RunRank(spec, options, data, rank, connections.get(), &results[static_cast<size_t>(rank)]);
     });
   for (std::thread& thread : threads) thread.join();
+  const bool well = std::all_of(results.begin(), results.end(),
+                                [](const RankResult& result) { return result.status.ok(); });
+  if (well) IdleConnections::Give(options.world, std::move(connections));
   return results;
 }
 
