@@ -11,18 +11,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/hf/config.h"
-#include "common/log.h"
 #include "common/plan/planner.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
-#include "worker/train/agreement.h"
 #include "worker/train/batch_buffers.h"
-#include "worker/train/checkpointer.h"
 #include "worker/train/evaluator.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/restore.h"
 #include "worker/train/samples.h"
+#include "worker/train/save_loop.h"
 #include "worker/train/step_stats.h"
 
 namespace zeroshard {
@@ -72,10 +70,6 @@ bool IsIn(const std::string& checkpoint, const std::string& dir) {
          !error;
 }
 
-// How long a rank waits for its own disk before it tells the others that it still does.
-constexpr absl::Duration kSlice = absl::Seconds(1);
-constexpr std::chrono::milliseconds kPoll(5);
-
 class TrainerImpl : public Trainer {
  public:
   explicit TrainerImpl(const TrainerOptions& options)
@@ -97,8 +91,6 @@ class TrainerImpl : public Trainer {
     for (const UnitTable& unit : model_.table.units) unit_names_.push_back(unit.name);
     ZS_ASSIGN_OR_RETURN(const InitialState initial, InitialState::Open(options_, model_.table));
     position_ = initial.position();
-    // What `checkpoint.dir` holds already needs no saving.
-    if (IsIn(initial.resumed_from(), spec.checkpoint().dir())) saved_step_ = initial.step();
     ZS_RETURN_IF_ERROR(Fill(initial));
     ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
                                                      options_.device, options_.ops));
@@ -108,14 +100,14 @@ class TrainerImpl : public Trainer {
                                                policy_.options.micro_batch, options_.comm);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
     ZS_RETURN_IF_ERROR(MakeSampleWriter());
-    return MakeCheckpointer(initial.resumed_from());
+    return MakeSaves(initial);
   }
 
   absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) override {
     absl::Status status = Train(observer, stop);
     // Every rank came to this verdict from the same bytes, and all are here: a checkpoint on its
     // way is of a step that was good, and may be the only one.
-    if (IsNonFinite(status)) CompleteSave(observer, stop);
+    if (IsNonFinite(status) && saves_ != nullptr) saves_->EndPending(step_, observer, stop);
     return status;
   }
 
@@ -162,7 +154,7 @@ class TrainerImpl : public Trainer {
         ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, &clock));
     }
     // Also of a run that had nothing left to train.
-    if (checkpointer_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
+    if (saves_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
     return engine_->Drain();
   }
 
@@ -211,13 +203,13 @@ class TrainerImpl : public Trainer {
     return absl::OkStatus();
   }
 
-  absl::Status MakeCheckpointer(const std::string& resumed_from) {
+  absl::Status MakeSaves(const InitialState& initial) {
     if (options_.spec.checkpoint().dir().empty()) return absl::OkStatus();
     CheckpointerOptions checkpointer;
     checkpointer.spec = options_.spec;
     checkpointer.job = options_.job;
     checkpointer.run_id = options_.run_id;
-    checkpointer.resumed_from = resumed_from;
+    checkpointer.resumed_from = initial.resumed_from();
     checkpointer.samples = static_cast<uint64_t>(options_.data->sample_count());
     if (IsRankZero()) checkpointer.assets = FindAssets(options_);
     checkpointer.model = &model_.table;
@@ -225,7 +217,10 @@ class TrainerImpl : public Trainer {
     checkpointer.device = options_.device;
     checkpointer.comm = options_.comm;
     checkpointer.files = options_.files;
-    ZS_ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create(checkpointer));
+    // What checkpoint.dir holds already needs no saving.
+    const bool there = IsIn(initial.resumed_from(), options_.spec.checkpoint().dir());
+    ZS_ASSIGN_OR_RETURN(
+        saves_, SaveLoop::Create(checkpointer, exchange_.get(), there ? initial.step() : 0));
     return absl::OkStatus();
   }
 
@@ -235,6 +230,9 @@ class TrainerImpl : public Trainer {
     return position_ +
            (static_cast<int64_t>(step - options_.first_step) * o.micro_batches + j) * o.micro_batch;
   }
+
+  // The run's position of the first sample after `step`.
+  uint64_t NextSample(uint64_t step) const { return static_cast<uint64_t>(Position(step + 1, 0)); }
 
   // Whether something is done after this step that is done every so many and after the last.
   bool IsDue(uint64_t interval, uint64_t step) const {
@@ -296,10 +294,10 @@ class TrainerImpl : public Trainer {
     absl::StatusOr<StepTotals> totals =
         exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
     if (!totals.ok()) return totals;
-    ZS_RETURN_IF_ERROR(AdvanceSave(observer));
-    if (checkpointer_ != nullptr) {
-      progress(StepPhase::kBarrier, "copying the state to be saved");
-      checkpointer_->WaitForCopy();
+    if (saves_ != nullptr) {
+      clock->Enter(StepPhase::kBarrier);
+      ZS_RETURN_IF_ERROR(saves_->Advance(observer));
+      saves_->WaitForCopy(step, observer);
     }
     progress(StepPhase::kOptimizer, "");
     // Nothing was said of how to change the weights: no decay either.
@@ -347,18 +345,9 @@ class TrainerImpl : public Trainer {
 
   // What this rank says about waiting and saving.
   RankFlags OwnFlags(TrainObserver* observer) {
-    RankFlags flags = SaveFlags();
+    RankFlags flags = saves_ != nullptr ? saves_->Flags() : RankFlags();
     flags.hold = IsRankZero() && observer->ShouldHold() ? 1 : 0;
     flags.save_request = static_cast<uint8_t>(observer->WantsSave());
-    return flags;
-  }
-
-  RankFlags SaveFlags() {
-    RankFlags flags;
-    if (checkpointer_ == nullptr) return flags;
-    flags.save_state = static_cast<uint8_t>(checkpointer_->state());
-    const uint64_t before = std::exchange(told_progress_, checkpointer_->progress());
-    flags.save_progress = told_progress_ != before ? 1 : 0;
     return flags;
   }
 
@@ -369,138 +358,20 @@ class TrainerImpl : public Trainer {
     return static_cast<SaveRequest>(std::min(most, uint8_t{2}));
   }
 
-  // After each exchange of flags.
-  absl::Status AdvanceSave(TrainObserver* observer) {
-    if (checkpointer_ == nullptr) return absl::OkStatus();
-    ZS_RETURN_IF_ERROR(checkpointer_->Advance(exchange_->flags()));
-    if (const auto record = checkpointer_->TakeRecord()) observer->OnCheckpoint(*record);
-    return absl::OkStatus();
-  }
-
-  absl::Duration CollectiveDeadline() const { return zeroshard::CollectiveDeadline(options_.spec); }
-
-  // All ranks wait together until no save is on its way. False: none moved for as long as a
-  // collective may take.
-  absl::StatusOr<bool> WaitForSave(uint64_t step, TrainObserver* observer,
-                                   const std::atomic<bool>& stop) {
-    const std::string what =
-        absl::StrCat("waiting for the checkpoint of step ", checkpointer_->step());
-    const absl::Duration slice = std::min(kSlice, CollectiveDeadline() / 4);
-    absl::Time moved = absl::Now();
-    // What the observer is told counts as an advance, so a disk that is stuck must not say
-    // anything.
-    uint64_t told_progress = checkpointer_->progress();
-    observer->OnProgress(step, StepPhase::kBarrier, what);
-    while (!AllIdle(exchange_->flags())) {
-      const absl::Time told = absl::Now();
-      do {
-        if (const uint64_t now = checkpointer_->progress(); now != told_progress) {
-          told_progress = now;
-          observer->OnProgress(step, StepPhase::kBarrier, what);
-        }
-        if (stop) return Stopped();
-        if (!checkpointer_->Busy() || absl::Now() - told > slice) break;
-        std::this_thread::sleep_for(kPoll);
-      } while (true);
-      RankFlags own = SaveFlags();
-      // Rank 0's clock decides, so that all give up together.
-      own.hold = IsRankZero() && absl::Now() - moved > CollectiveDeadline() ? 1 : 0;
-      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, own));
-      ZS_RETURN_IF_ERROR(AdvanceSave(observer));
-      if (exchange_->flags()[0].hold != 0) return false;
-      for (const RankFlags& flags : exchange_->flags())
-        if (flags.save_progress != 0) moved = absl::Now();
-    }
-    return true;
-  }
-
   absl::Status SaveIfDue(uint64_t step, SaveRequest request, TrainObserver* observer,
                          const std::atomic<bool>& stop) {
-    if (checkpointer_ == nullptr) {
+    if (saves_ == nullptr) {
       if (request == SaveRequest::kNone) return absl::OkStatus();
       return absl::FailedPreconditionError(
           "asked to save a checkpoint, but the job has no checkpoint section");
     }
     const bool due = IsDue(options_.spec.checkpoint().interval_steps(), step);
-    if (saved_step_ == step || (!due && request == SaveRequest::kNone)) return absl::OkStatus();
-    return Save(step, observer, stop).status();
+    if (saves_->Saved(step) || (!due && request == SaveRequest::kNone)) return absl::OkStatus();
+    return saves_->Save(step, NextSample(step), observer, stop).status();
   }
 
-  // False: it was left out, because the one before got stuck.
-  absl::StatusOr<bool> Save(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
-    const absl::Time start = absl::Now();
-    absl::Duration waited;
-    if (!AllIdle(exchange_->flags())) {
-      ZS_ASSIGN_OR_RETURN(const bool idle, WaitForSave(step, observer, stop));
-      waited = absl::Now() - start;
-      if (!idle) {
-        ReportSkipped(step, waited, observer);
-        return false;
-      }
-    }
-    observer->OnProgress(step, StepPhase::kBarrier, "saving");
-    checkpointer_->Start(step, static_cast<uint64_t>(Position(step + 1, 0)), waited);
-    saved_step_ = step;
-    return true;
-  }
-
-  void ReportSkipped(uint64_t step, absl::Duration waited, TrainObserver* observer) {
-    if (!IsRankZero()) return;
-    v1::CheckpointRecord record;
-    record.set_step(step);
-    record.set_path(absl::StrCat(options_.spec.checkpoint().dir(), "/", CheckpointName(step)));
-    record.set_pause_seconds(absl::ToDoubleSeconds(waited));
-    record.set_message(
-        absl::StrFormat("it was left out, because nothing of the one of step %d was written for %s "
-                        "(timeouts.collective_seconds). Look at the disk of %s",
-                        checkpointer_->step(), absl::FormatDuration(CollectiveDeadline()),
-                        options_.spec.checkpoint().dir()));
-    LogWarning("the checkpoint of step ", step, ": ", record.message());
-    observer->OnCheckpoint(record);
-  }
-
-  // Waits until the checkpoint of `step` is complete; its error on all ranks.
   absl::Status FinishSave(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
-    bool begun = true;
-    if (saved_step_ != step) {
-      ZS_ASSIGN_OR_RETURN(begun, Save(step, observer, stop));
-    }
-    if (begun && checkpointer_->step() != step) return absl::OkStatus();  // was there already
-    absl::Status outcome = absl::DeadlineExceededError(NothingWritten());
-    if (begun) {
-      // What the latest exchange said is older than the save.
-      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, SaveFlags()));
-      ZS_RETURN_IF_ERROR(AdvanceSave(observer));
-      ZS_ASSIGN_OR_RETURN(const bool idle, WaitForSave(step, observer, stop));
-      if (idle) outcome = IsRankZero() ? checkpointer_->outcome() : absl::OkStatus();
-    }
-    outcome = Agree(options_.comm, outcome, "checkpoint");
-    if (outcome.ok()) return outcome;
-    return absl::Status(
-        outcome.code(),
-        absl::StrCat("step ", step, " was trained, but its checkpoint could not be ",
-                     "written: ", outcome.message()));
-  }
-
-  // Ends what save is on its way, where training ends with an error that all ranks have.
-  void CompleteSave(TrainObserver* observer, const std::atomic<bool>& stop) {
-    if (checkpointer_ == nullptr || checkpointer_->step() == 0) return;
-    const absl::Status status = [&]() -> absl::Status {
-      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step_, SaveFlags()));
-      ZS_RETURN_IF_ERROR(AdvanceSave(observer));
-      ZS_ASSIGN_OR_RETURN(const bool idle, WaitForSave(step_, observer, stop));
-      if (idle) return absl::OkStatus();
-      return absl::DeadlineExceededError(NothingWritten());
-    }();
-    if (!status.ok() && IsRankZero()) {
-      LogWarning("the checkpoint of step ", checkpointer_->step(),
-                 " that was on its way was not completed: ", status.message());
-    }
-  }
-
-  std::string NothingWritten() const {
-    return absl::StrCat("nothing was written for ", absl::FormatDuration(CollectiveDeadline()),
-                        " (timeouts.collective_seconds)");
+    return saves_->Finish(step, NextSample(step), observer, stop);
   }
 
   // A save and stop was asked for.
@@ -526,7 +397,7 @@ class TrainerImpl : public Trainer {
       }
       if (stop) return Stopped();
       ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, OwnFlags(observer)));
-      ZS_RETURN_IF_ERROR(AdvanceSave(observer));
+      if (saves_ != nullptr) ZS_RETURN_IF_ERROR(saves_->Advance(observer));
       request = std::max(request, Requested());
     } while (exchange_->flags()[0].hold != 0 && request != SaveRequest::kSaveAndStop);
     return request;
@@ -536,10 +407,8 @@ class TrainerImpl : public Trainer {
   Model model_;
   ZeroPolicy policy_;
   SampleOrder order_;
-  int64_t position_ = 0;     // of the first sample of first_step
-  uint64_t saved_step_ = 0;  // the latest that was saved, or begun to be
-  uint64_t told_progress_ = 0;
-  uint64_t step_ = 0;  // the one being trained
+  int64_t position_ = 0;  // of the first sample of first_step
+  uint64_t step_ = 0;     // the one being trained
   std::vector<std::string> unit_names_;
   std::unique_ptr<ZeroEngine> engine_;
   std::unique_ptr<ModelRunner> runner_;
@@ -547,7 +416,7 @@ class TrainerImpl : public Trainer {
   std::unique_ptr<BatchBuffers> buffers_;
   std::unique_ptr<Evaluator> evaluator_;
   std::unique_ptr<SampleWriter> samples_;
-  std::unique_ptr<Checkpointer> checkpointer_;
+  std::unique_ptr<SaveLoop> saves_;
   TrainCounters counters_;
 };
 
