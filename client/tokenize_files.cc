@@ -84,6 +84,24 @@ absl::StatusOr<std::vector<InputText>> ListInputs(const std::vector<std::string>
   return files;
 }
 
+// The rename at the end would put a file in place of whatever is there.
+absl::Status CheckOutput(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (!fs::exists(status) || fs::is_regular_file(status)) return absl::OkStatus();
+  const char* kind = "a device or a socket";
+  if (fs::is_symlink(status)) {
+    const fs::path target = fs::read_symlink(path, error);
+    return absl::InvalidArgumentError(
+        absl::StrCat("-o is ", path, ", a symbolic link to ", target.string(),
+                     "; wanted a file or a new name: give the target's own path"));
+  }
+  if (fs::is_directory(status)) kind = "a folder";
+  if (fs::is_fifo(status)) kind = "a named pipe";
+  return absl::InvalidArgumentError(
+      absl::StrCat("-o is ", path, ", ", kind, "; wanted a file or a new name"));
+}
+
 // What one thread encodes at a time.
 struct Piece {
   std::string path;
@@ -418,6 +436,7 @@ class TokenFileWriter {
 absl::StatusOr<TokenizeProgress> TokenizeFiles(
     const Tokenizer& tokenizer, const TokenizeOptions& options,
     const std::function<void(const TokenizeProgress&)>& progress) {
+  ZS_RETURN_IF_ERROR(CheckOutput(options.output));
   if (options.separator.has_value() &&
       (*options.separator < 0 || *options.separator >= tokenizer.vocab_size())) {
     return absl::InvalidArgumentError(absl::StrCat("the separator is ", *options.separator,

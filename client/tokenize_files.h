@@ -33,12 +33,12 @@ struct TokenizeProgress {
 // Writes the ids of every document, in the order of the files, in llm.c's format, little-endian:
 // int32 header[256] = {magic, version, count, 0, ...}, then the ids, uint16 (magic 20240520,
 // version 1) where the vocabulary has at most 65536 of them, else uint32 (20240801, 7). Documents
-// without text are left out. The file appears whole, or not at all.
-// Memory: about 20 bytes a byte of two pieces a thread; a text that the tokenizer cannot cut, or a
-// line of JSON, is a piece.
-// INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED or INTERNAL name the file and the line or the
-// system's reason; OUT_OF_RANGE: more tokens than the header can count. `progress` is called from
-// this thread, some times a second at most.
+// without text are left out. The file appears whole, or not at all, and takes the place of a
+// regular file only: links, pipes, devices and folders are refused before anything is read. Memory:
+// about 20 bytes a byte of two pieces a thread; a text that the tokenizer cannot cut, or a line of
+// JSON, is a piece. INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED or INTERNAL name the file and
+// the line or the system's reason; OUT_OF_RANGE: more tokens than the header can count. `progress`
+// is called from this thread, some times a second at most.
 absl::StatusOr<TokenizeProgress> TokenizeFiles(
     const Tokenizer& tokenizer, const TokenizeOptions& options,
     const std::function<void(const TokenizeProgress&)>& progress);

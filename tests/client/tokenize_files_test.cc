@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -198,6 +199,31 @@ TEST_F(TokenizeFilesTest, AnOldFileStaysWhenANewOneCannotBeMade) {
   ASSERT_TRUE(Run({text}).ok());
   EXPECT_FALSE(Run({text, folder_ / "none"}).ok());
   EXPECT_THAT(Read().ids, ElementsAreArray(Bytes("old")));
+}
+
+TEST_F(TokenizeFilesTest, OnlyAFileIsReplaced) {
+  namespace fs = std::filesystem;
+  const std::string text = Write("text", "some text");
+  const std::string pipe = folder_ / "pipe", link = folder_ / "link", loose = folder_ / "loose";
+  const std::string target = Write("target", "mine");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_symlink(target, link);
+  fs::create_symlink(folder_ / "nowhere", loose);
+  fs::create_directory(folder_ / "sub");
+  const std::pair<std::string, std::string> cases[] = {
+      {pipe, "pipe"}, {link, target}, {loose, folder_ / "nowhere"}, {folder_ / "sub", "folder"}};
+  for (const auto& [output, says] : cases) {
+    options_.output = output;
+    // Refused before the texts are looked for.
+    const absl::Status status = Run({folder_ / "none"}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(output + ","), HasSubstr(says)));
+    EXPECT_FALSE(Run({text}).ok());
+  }
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_EQ(fs::read_symlink(link), target);
+  EXPECT_EQ(Contents(target), "mine");
+  EXPECT_FALSE(fs::exists(folder_ / "nowhere"));
 }
 
 }  // namespace
