@@ -128,6 +128,7 @@ void AddedTokenMatcher::ForEach(absl::string_view text,
       if (!begins || !ends) continue;
     }
     if (found->lstrip) {
+      begin = std::max(begin, given);
       while (begin > given) {
         const size_t before = CodePointBefore(text, begin);
         if (!IsWhiteSpace(CodePointAt(text, before).value)) break;
@@ -141,6 +142,7 @@ void AddedTokenMatcher::ForEach(absl::string_view text,
         end += next.bytes;
       }
     }
+    if (begin >= end) continue;  // the token before took all of it
     hand_out(begin);
     token(found->id);
     given = end;

@@ -23,7 +23,8 @@ struct AddedToken {
 };
 
 // Finds the leftmost token, of those that start there the longest, and goes on behind it, as
-// Hugging Face's tokenizers do. Immutable once filled; thread-safe.
+// Hugging Face's tokenizers do. One with lstrip that lies in the white space which the token before
+// took with it is none. Immutable once filled; thread-safe.
 class AddedTokenMatcher {
  public:
   AddedTokenMatcher() { root_.fill(kNone); }

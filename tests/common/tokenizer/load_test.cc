@@ -101,6 +101,25 @@ TEST_F(LoadTest, PiecesGetASpaceInFrontWhereTheFileSaysSo) {
   EXPECT_EQ(Encode(json, " ac<x>ac"), (Ids{9, 2, 10, 9, 2}));
 }
 
+TEST_F(LoadTest, TokensInWhiteSpaceThatTheOneBeforeTookAreAsInHuggingFace) {
+  // Ids by tokenizers 0.20.3, of these texts with each pair of flags.
+  const std::string texts[] = {"a\n\n\n\nb", "a\n\n\n\n\nb", "\n\n \n\n", "a\n\n <y>b",
+                               "a\n\n  \n\nb\n\n"};
+  const Ids repeated[] = {
+      {0, 10, 10, 1}, {0, 10, 10, 1}, {10, 10}, {0, 10, 11, 1}, {0, 10, 10, 1, 10}};
+  const Ids swallowed[] = {{0, 10, 1}, {0, 10, 1}, {10}, {0, 10, 11, 1}, {0, 10, 1, 10}};
+  for (const auto& [lstrip, rstrip] : {std::pair(true, true), {false, true}, {true, false}}) {
+    Json json = Small();
+    json["added_tokens"] = {
+        {{"id", 10}, {"content", "\n\n"}, {"lstrip", lstrip}, {"rstrip", rstrip}},
+        {{"id", 11}, {"content", " <y>"}, {"lstrip", true}}};
+    for (size_t i = 0; i < std::size(texts); ++i) {
+      EXPECT_EQ(Encode(json, texts[i]), (lstrip && rstrip ? swallowed : repeated)[i])
+          << i << " " << lstrip << rstrip;
+    }
+  }
+}
+
 TEST_F(LoadTest, FilesWithoutTypeOrWithEmptyAffixesAreThoseOfOldVersions) {
   Json json = Small();
   json["model"].erase("type");
