@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "client/command.h"
 #include "common/files.h"
+#include "common/option_checks.h"
 #include "common/signals.h"
 #include "common/status_macros.h"
 
@@ -95,10 +96,12 @@ void AddGenerateCommand(CLI::App* app, CommandContext* context) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   add("--temperature", "X",
       "0: always the likeliest token; 1: as the model says; more: more surprising [0]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NotNegativeProblem);
   add("--top-k", "K", "Draws among the K likeliest tokens only; 0: among all [0]")
-      ->check(CLI::NonNegativeNumber);
-  add("--seed", "S", "The same seed draws the same text [0]")->check(CLI::NonNegativeNumber);
+      ->check([](const std::string& text) { return WholeNumberProblem(text, INT64_MAX); });
+  add("--seed", "S", "The same seed draws the same text [0]")->check([](const std::string& text) {
+    return WholeNumberProblem(text, UINT64_MAX);
+  });
   add("--threads", "N", "Threads for computing; else all cores")->check(CLI::Range(1, 1024));
   add("--dtype", "fp32|bf16", "The type of weights and activations [fp32]")
       ->check(CLI::IsMember({"fp32", "bf16"}));

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -109,6 +110,28 @@ TEST_F(GenerateCommandTest, RefusesMisuseItself) {
     const Outcome outcome = Run(args);
     EXPECT_EQ(outcome.code, kExitUsage) << outcome.out;
   }
+}
+
+TEST_F(GenerateCommandTest, OneLineNamesANumberThatCannotBe) {
+  AddWorker(temp_ / "bin");
+  const std::pair<std::string, std::string> cases[] = {{"--seed", "18446744073709551616"},
+                                                       {"--seed", "1.5"},
+                                                       {"--seed", "-1"},
+                                                       {"--top-k", "99999999999999999999"},
+                                                       {"--top-k", "9223372036854775808"},
+                                                       {"--temperature", "inf"},
+                                                       {"--temperature", "-1"},
+                                                       {"--temperature", "nan"}};
+  for (const auto& [option, value] : cases) {
+    const Outcome outcome =
+        Run({"generate", "--model", "m", "--prompt", "p", option + "=" + value});
+    EXPECT_EQ(outcome.code, kExitUsage) << outcome.out;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr(option + ": seen " + value + ", wanted"),
+                                   testing::SizeIs(testing::Lt(160))));
+    EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 1) << outcome.out;
+  }
+  EXPECT_THAT(Run({"generate", "--model=m", "--prompt=p", "--seed=18446744073709551615"}).out,
+              HasSubstr("[--seed=18446744073709551615]"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/exit_codes.h"
+#include "common/option_checks.h"
 #include "common/status_macros.h"
 #include "worker/device/device.h"
 #include "worker/generate/continuation.h"
@@ -122,13 +123,14 @@ int GenerateMain(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--temperature", options.sampling.temperature,
                  "0: always the likeliest token; 1: as the model says; more: more surprising")
-      ->check(CLI::NonNegativeNumber)
+      ->check(NotNegativeProblem)
       ->capture_default_str();
   app.add_option("--top-k", options.sampling.top_k,
                  "Draws among the k likeliest tokens only; 0: among all")
-      ->check(CLI::NonNegativeNumber)
+      ->check([](const std::string& text) { return WholeNumberProblem(text, INT64_MAX); })
       ->capture_default_str();
   app.add_option("--seed", options.sampling.seed, "The same seed draws the same text")
+      ->check([](const std::string& text) { return WholeNumberProblem(text, UINT64_MAX); })
       ->capture_default_str();
   app.add_option("--threads", options.threads, "Threads for computing")
       ->check(CLI::Range(1, 1024))
@@ -142,7 +144,9 @@ int GenerateMain(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    std::cerr << kProgram << ": " << error.what() << "; see --help" << std::endl;
+    return kExitUsage;
   }
   options.dtype = dtype == NameOf(DType::kBF16) ? DType::kBF16 : DType::kF32;
   options.json = output == "json";

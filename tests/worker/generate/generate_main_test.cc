@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -272,6 +273,20 @@ TEST_F(GenerateTest, TheProgramReadsItsOptionsAndSetsItsExitCode) {
   EXPECT_THAT(out, HasSubstr("--prompt"));
   EXPECT_EQ(run({"--model=/no/such", "--prompt=x"}, &out), kExitNotFound);
   EXPECT_EQ(run({model, "--prompt=x", "--tokenizer=bytes", "--temperature=-1"}, &out), kExitUsage);
+  const std::pair<std::string, std::string> numbers[] = {{"--seed", "18446744073709551616"},
+                                                         {"--seed", "1.5"},
+                                                         {"--seed", "-1"},
+                                                         {"--top-k", "99999999999999999999"},
+                                                         {"--top-k", "9223372036854775808"},
+                                                         {"--temperature", "inf"},
+                                                         {"--temperature", "-1"},
+                                                         {"--temperature", "nan"}};
+  for (const auto& [option, value] : numbers) {
+    EXPECT_EQ(run({model, "--prompt=x", "--tokenizer=bytes", option + "=" + value}, &out),
+              kExitUsage);
+    EXPECT_THAT(out, HasSubstr(option + ": seen " + value + ", wanted"));
+    EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 1) << out;
+  }
 }
 
 TEST(PrefixOfTest, IsWhatATemplatePutsBeforeASingleText) {
