@@ -15,6 +15,7 @@
 #include "client/render.h"
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/state_digest.h"
+#include "common/checkpoint/store.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/plan/model_table.h"
@@ -75,6 +76,13 @@ Verified VerifyOne(Console* console, const std::string& path) {
   verified.status = reader.status();
   if (!reader.ok()) return verified;
   verified.step = (*reader)->manifest().step;
+  const std::string name = std::filesystem::path(path).filename().string();
+  if (IsCheckpointPath(path) && name != CheckpointName(verified.step)) {
+    verified.status = absl::DataLossError(
+        absl::StrCat("the folder is named ", name, " and its manifest is of step ", verified.step,
+                     ": no job finds it there; rename it to ", CheckpointName(verified.step)));
+    return verified;
+  }
   uint64_t total = 0;
   for (const CheckpointFile& file : (*reader)->manifest().files) total += file.bytes;
   ByteProgress progress(console, path.substr(path.rfind('/') + 1), total);

@@ -69,8 +69,11 @@ void ResolvePaths(const fs::path& folder, const std::string& checkpoint_base, v1
 // `set`: how the key is overridden.
 absl::Status CheckHere(absl::string_view key, absl::string_view set, const std::string& path) {
   if (access(path.c_str(), R_OK) == 0) return absl::OkStatus();
+  const int error = errno;
+  // Megatron's files may be named by what their names share.
+  if (access((path + ".bin").c_str(), R_OK) == 0) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(key, ": ",
-                                          absl::StrCat(ErrnoError(errno, "read", path).message()),
+                                          absl::StrCat(ErrnoError(error, "read", path).message()),
                                           "; correct the path, or name another with --set ", set));
 }
 

@@ -83,6 +83,7 @@ class LocalRun {
   // Asked to stop: lets the job write a checkpoint where it can, until it ended or a second signal.
   void EndJob(const v1::JobSpec& spec, const std::string& run_id, JobsClient* client,
               LocalCluster* cluster, const std::atomic<bool>& ended);
+  int Complete(const absl::Status& status);
   int Summarise(const v1::JobStatus& status, const LocalCluster& cluster);
   absl::Status Pause(absl::Duration duration);
   void Notice(const std::string& text);
@@ -197,10 +198,23 @@ absl::StatusOr<int> LocalRun::RunCluster(const v1::JobSpec& spec, LocalCluster* 
   }
   Notice(absl::StrCat("coordinator at ", cluster->coordinator_address(),
                       "; metrics: ", absl::StrJoin(metrics, ", ")));
-  ZS_ASSIGN_OR_RETURN(
-      const v1::SubmitRequest request,
-      MakeLocalRequest(spec, options_.resume, [this](const std::string& text) { Notice(text); }));
-  return RunJob(request, client.get(), cluster);
+  const absl::StatusOr<v1::SubmitRequest> request =
+      MakeLocalRequest(spec, options_.resume, [this](const std::string& text) { Notice(text); });
+  if (absl::IsAlreadyExists(request.status())) return Complete(request.status());
+  ZS_RETURN_IF_ERROR(request.status());
+  return RunJob(*request, client.get(), cluster);
+}
+
+// Whoever starts the command again until it succeeds finds it done.
+int LocalRun::Complete(const absl::Status& status) {
+  const std::string reason(status.message());
+  console_.Print(context_.options.json()
+                     ? nlohmann::ordered_json{{"result",
+                                               {{"state", NameOf(v1::JOB_STATE_COMPLETED)},
+                                                {"reason", reason}}}}
+                           .dump()
+                     : reason);
+  return kExitOk;
 }
 
 absl::Status LocalRun::CancelLeftovers(JobsClient* client) {
@@ -250,6 +264,12 @@ absl::StatusOr<int> LocalRun::RunJob(const v1::SubmitRequest& request, JobsClien
     stop.Stop();
   }
   watcher.join();
+  if (!supervised.ok() && followed.ok()) {
+    // Whether the state was saved, and where.
+    return absl::Status(supervised.code(),
+                        absl::StrCat(supervised.message(), "; ", followed->run_id(), " ",
+                                     NameOf(followed->state()), ": ", followed->reason()));
+  }
   ZS_RETURN_IF_ERROR(supervised);
   ZS_RETURN_IF_ERROR(followed.status());
   return Summarise(*followed, *cluster);

@@ -109,8 +109,14 @@ void ProgressView::ShowEvents(const v1::JobStatus& status) {
     if (SameEvent(events[i - 1], last_event_)) first = i;
   }
   const bool any_seen = last_event_.unix_ms() != 0;
-  for (int i = std::max(1, first); i < events.size() && any_seen; ++i) {
-    if (events[i].state() == events[i - 1].state()) console_->Print(events[i].reason());
+  for (int i = std::max(1, first); i < events.size(); ++i) {
+    const v1::JobEvent& event = events[i];
+    // What a submission found is told to whoever comes later too.
+    const bool news = any_seen || event.state() == v1::JOB_STATE_QUEUED;
+    // A reason that is also the state's has been shown with it.
+    if (news && event.state() == events[i - 1].state() && event.reason() != status.reason()) {
+      console_->Print(event.reason());
+    }
   }
   last_event_ = *events.rbegin();
 }

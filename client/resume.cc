@@ -16,20 +16,30 @@ namespace fs = std::filesystem;
 
 using Notice = std::function<void(const std::string&)>;
 
-// Renames the folder, whose lock nobody else may hold meanwhile.
+// Moves what a job wrote into the folder, and nothing else that may be there, to one inside. Nobody
+// else may hold the folder's lock meanwhile.
 absl::Status MoveAside(const std::string& job, const std::string& dir, const Notice& notice) {
   std::error_code error;
   if (!fs::exists(dir, error)) return absl::OkStatus();
   ZS_ASSIGN_OR_RETURN(const auto lock, CheckpointLock::Take(dir, job, "zeroshard local --fresh"));
-  int n = 1;
-  while (fs::exists(absl::StrCat(dir, ".old-", n), error)) ++n;
-  const std::string aside = absl::StrCat(dir, ".old-", n);
-  fs::rename(dir, aside, error);
-  if (error) {
-    return absl::InternalError(
-        absl::StrCat("cannot move ", dir, " to ", aside, ": ", error.message()));
+  std::vector<fs::path> written;
+  for (fs::directory_iterator at(dir, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (name == "latest" || IsCheckpointPath(at->path().string())) written.push_back(at->path());
   }
-  notice(absl::StrCat("the checkpoints of earlier runs are now in ", aside));
+  if (written.empty() && !error) return absl::OkStatus();
+  int n = 1;
+  while (fs::exists(absl::StrCat(dir, "/old-", n), error)) ++n;
+  const fs::path aside = absl::StrCat(dir, "/old-", n);
+  fs::create_directory(aside, error);
+  for (size_t i = 0; i < written.size() && !error; ++i) {
+    fs::rename(written[i], aside / written[i].filename(), error);
+  }
+  if (error) {
+    return absl::InternalError(absl::StrCat("cannot move the checkpoints in ", dir, " to ",
+                                            aside.string(), ": ", error.message()));
+  }
+  notice(absl::StrCat("the checkpoints of earlier runs are now in ", aside.string()));
   return absl::OkStatus();
 }
 
@@ -95,6 +105,12 @@ absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(const v1::JobSpec& spec,
   }
   std::error_code error;
   if (!options.from.empty() || !fs::exists(dir, error)) return request;
+  if (!fs::is_directory(dir, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint.dir: ", dir,
+                     " is no folder; name one, or a new one, with --set "
+                     "checkpoint.dir=DIR"));
+  }
   const absl::StatusOr<FoundCheckpoint> found = FindCheckpoint(dir);
   if (absl::IsNotFound(found.status())) {
     ZS_RETURN_IF_ERROR(CheckNoneDamaged(dir));
@@ -105,11 +121,9 @@ absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(const v1::JobSpec& spec,
   // Another job's, in a folder that both name, is the owner's to refuse.
   if (found->manifest.job != spec.name()) return request;
   if (found->manifest.step >= spec.steps()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job ", spec.name(), " is at step ", found->manifest.step, " of ", spec.steps(), " in ",
-        dir,
-        ", so there is nothing left to train; train on with --set steps=N, anew with --fresh, or "
-        "elsewhere with --workdir DIR"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "job ", spec.name(), " is complete: step ", found->manifest.step, " of ", spec.steps(),
+        " is in ", found->path, "; train on with --set steps=N, anew with --fresh"));
   }
   request.set_resume_from("latest");
   for (const std::string& skipped : found->skipped) notice(absl::StrCat("not used: ", skipped));

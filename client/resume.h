@@ -13,7 +13,7 @@ namespace zeroshard {
 struct ResumeOptions {
   std::string from;  // a folder, or latest; empty: not asked for
   bool weights_only = false;
-  bool fresh = false;  // zeroshard local: earlier checkpoints are moved aside
+  bool fresh = false;  // zeroshard local: earlier checkpoints go to a folder beside them
 };
 
 // --resume-from and --weights-only.
@@ -24,9 +24,9 @@ absl::StatusOr<v1::SubmitRequest> MakeRequest(const v1::JobSpec& spec,
                                               const ResumeOptions& options);
 
 // The same for zeroshard local, which sees the checkpoint folder: where it holds complete
-// checkpoints of the job, the job goes on from the newest. FAILED_PRECONDITION: that one is at the
-// job's last step, or --fresh of a folder that a running job holds; DATA_LOSS: the only ones there
-// are damaged. `notice` is told what was found.
+// checkpoints of the job, the job goes on from the newest. ALREADY_EXISTS: that one is at the job's
+// last step, so that there is nothing left to do; FAILED_PRECONDITION: --fresh of a folder that a
+// running job holds; DATA_LOSS: the only ones there are damaged. `notice` is told what was found.
 absl::StatusOr<v1::SubmitRequest> MakeLocalRequest(
     const v1::JobSpec& spec, const ResumeOptions& options,
     const std::function<void(const std::string&)>& notice);

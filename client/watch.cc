@@ -39,7 +39,10 @@ absl::StatusOr<v1::JobStatus> FollowJob(JobsClient* client, const std::string& j
     });
     if (stop->stopped()) return absl::CancelledError("stopped");
     if (HasEnded(last.state())) return last;
-    if (status.ok()) status = absl::UnavailableError("the coordinator is shutting down");
+    // A coordinator that ends hangs up in either way.
+    if (status.ok() || absl::IsCancelled(status)) {
+      status = absl::UnavailableError("the coordinator is shutting down");
+    }
     if (!absl::IsUnavailable(status)) return status;
     if (clock->Now() - heard > patience) return status;
     if (sink.on_away) sink.on_away(std::string(status.message()));

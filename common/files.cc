@@ -53,8 +53,14 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe that nobody writes to would be waited for, here and at the first read.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoError(errno, "open", path);
+  struct stat info;
+  if (fstat(fd, &info) == 0 && !S_ISREG(info.st_mode)) {
+    close(fd);
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+  }
   std::string content;
   char buffer[1 << 14];
   while (true) {

@@ -16,7 +16,8 @@ absl::Status MakeFolders(const std::string& path);
 // part.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
 
-// NOT_FOUND; OUT_OF_RANGE when the file is larger than `limit` bytes.
+// NOT_FOUND; INVALID_ARGUMENT where it is no regular file; OUT_OF_RANGE when the file is larger
+// than `limit` bytes.
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t limit = 64 << 20);
 
 // An error that names the path and what errno says: "cannot open /a/b: Permission denied".

@@ -23,6 +23,11 @@ ShutdownSignal::ShutdownSignal() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  // A terminal that is closed, unless nohup had it ignored.
+  struct sigaction hangup;
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+    sigaddset(&set, SIGHUP);
+  }
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<CheckpointLock>> CheckpointLock::Take(const std::
   const std::string path = absl::StrCat(dir, "/", kLockName);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoError(errno, "open", path);
-  std::unique_ptr<CheckpointLock> lock(new CheckpointLock(fd));
+  std::unique_ptr<CheckpointLock> lock(new CheckpointLock(fd, path));
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return ErrnoError(errno, "lock", path);
@@ -65,5 +66,17 @@ absl::StatusOr<std::unique_ptr<CheckpointLock>> CheckpointLock::Take(const std::
 }
 
 CheckpointLock::~CheckpointLock() { close(fd_); }
+
+absl::Status CheckpointLock::StillHeld() const {
+  struct stat ours, there;
+  if (fstat(fd_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+      ours.st_ino == there.st_ino) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      path_,
+      ", the lock of this job, was removed or replaced, so another job may write there; leave "
+      "the folder to one job: cancel this one, and go on from its newest checkpoint"));
+}
 
 }  // namespace zeroshard

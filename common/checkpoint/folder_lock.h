@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -17,12 +18,15 @@ class CheckpointLock {
                                                               const std::string& job,
                                                               const std::string& run_id);
   ~CheckpointLock();
+  // FAILED_PRECONDITION: somebody removed the file, so that another job may hold a new one.
+  absl::Status StillHeld() const;
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
  private:
-  explicit CheckpointLock(int fd) : fd_(fd) {}
+  CheckpointLock(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   const int fd_;
+  const std::string path_;
 };
 
 }  // namespace zeroshard

@@ -154,6 +154,7 @@ absl::Status Store::Prepare(const std::optional<FoundCheckpoint>& resumed) {
 }
 
 absl::StatusOr<std::string> Store::Begin(uint64_t step) {
+  ZS_RETURN_IF_ERROR(lock_->StillHeld());
   const std::string path = PathOf(step);
   if (IsThere(path)) {
     if (const auto found = FindCheckpoint(path); found.ok()) {

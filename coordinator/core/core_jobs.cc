@@ -84,6 +84,12 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
       if (&skipped - event.from->skipped.data() == kMaxSkippedShown) break;
       AddEvent(run, absl::StrCat("not used: ", skipped.substr(0, kMaxSkippedBytes)), moment, out);
     }
+    if (!event.from->changes.empty()) {
+      AddEvent(run,
+               absl::StrCat("other than the checkpoint's job: ",
+                            absl::StrJoin(event.from->changes, ", ").substr(0, kMaxSkippedBytes)),
+               moment, out);
+    }
   }
   out->actions.push_back(PrepareFolder{name, run_id, run.job.history_of, run.job.first_step});
   out->actions.push_back(Measure{MetricKind::kJobStarted, name, 0});

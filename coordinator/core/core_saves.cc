@@ -68,6 +68,8 @@ std::string Hint(const Run& run) {
                         " with --resume-from ", job.checkpoint.path());
   }
   if (job.resume.checkpoint().empty() || job.resume.weights_only()) return "";
+  // Before a step was trained it was perhaps the checkpoint itself that failed.
+  if (job.committed_step < job.first_step) return "";
   return absl::StrCat("; this run completed no checkpoint, go on again from step ",
                       job.first_step - 1, " with --resume-from ", job.resume.checkpoint());
 }

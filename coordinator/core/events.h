@@ -66,6 +66,8 @@ struct Checkpoint {
   std::string run_id;
   std::string dir;
   std::vector<std::string> skipped;  // newer ones that are not complete, each with its reason
+  // In what its specification differs from the job's, as "seed: 1 -> 2".
+  std::vector<std::string> changes;
 };
 struct Submit {
   RequestId request = 0;

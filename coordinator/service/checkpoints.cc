@@ -9,11 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "common/checkpoint/reader.h"
 #include "common/files.h"
 #include "common/plan/model_table.h"
 #include "common/status_macros.h"
 #include "coordinator/service/descriptor.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -58,6 +61,34 @@ absl::Status CompareTensors(const ModelTable& job, const ModelTable& checkpoint)
   return absl::OkStatus();
 }
 
+// What changes the numbers of the steps to come, among the keys that may change; where it runs and
+// what it reports does not count.
+std::vector<std::string> Changes(const v1::JobSpec& before, const v1::JobSpec& now) {
+  v1::JobSpec specs[] = {before, now};
+  for (v1::JobSpec& spec : specs) {
+    spec.clear_name();
+    spec.clear_steps();
+    spec.clear_resources();
+    spec.clear_gradient_accumulation_steps();  // follows from the rest
+    spec.clear_zero_optimization();
+    spec.clear_timeouts();
+    spec.clear_checkpoint();
+    spec.clear_eval();
+    spec.clear_sample();
+    spec.mutable_model()->clear_init_from();
+  }
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string report;
+  differencer.ReportDifferencesToString(&report);
+  differencer.Compare(specs[0], specs[1]);
+  std::vector<std::string> changes;
+  for (absl::string_view line : absl::StrSplit(report, '\n', absl::SkipEmpty())) {
+    absl::ConsumePrefix(&line, "modified: ");
+    changes.emplace_back(line);
+  }
+  return changes;
+}
+
 absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string& resume_from,
                                       bool weights_only) {
   std::string path = resume_from;
@@ -92,6 +123,7 @@ absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string
   checkpoint.run_id = manifest.run_id;
   checkpoint.dir = manifest.spec.checkpoint().dir();
   checkpoint.skipped = std::move(found.skipped);
+  if (!weights_only) checkpoint.changes = Changes(manifest.spec, spec);
   return checkpoint;
 }
 

@@ -159,9 +159,9 @@ TEST_F(ResumeTest, LocalGoesOnFromTheNewestCheckpointAndSaysSo) {
 TEST_F(ResumeTest, LocalSaysThatAFinishedJobIsFinished) {
   Save(10);
   const auto request = Local(10);
-  EXPECT_TRUE(absl::IsFailedPrecondition(request.status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(request.status()));
   EXPECT_THAT(std::string(request.status().message()),
-              AllOf(HasSubstr("step 10 of 10"), HasSubstr("--fresh"), HasSubstr("--workdir")));
+              AllOf(HasSubstr("step 10 of 10"), HasSubstr("--fresh")));
   EXPECT_TRUE(Local(11).ok());
 }
 
@@ -170,11 +170,16 @@ TEST_F(ResumeTest, FreshMovesEarlierCheckpointsAside) {
   const auto request = Local(10, Fresh());
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(request->resume_from(), "");
-  EXPECT_FALSE(fs::exists(dir_));
-  EXPECT_TRUE(fs::exists(dir_ + ".old-1/step-00000010/manifest.json"));
+  EXPECT_FALSE(fs::exists(dir_ + "/step-00000010"));
+  EXPECT_FALSE(fs::exists(dir_ + "/latest"));
+  EXPECT_TRUE(fs::exists(dir_ + "/old-1/step-00000010/manifest.json"));
+  Write(dir_ + "/thesis.tex", "not a checkpoint");
   Save(10);
   ASSERT_TRUE(Local(10, Fresh()).ok());
-  EXPECT_TRUE(fs::exists(dir_ + ".old-2/step-00000010/manifest.json"));
+  EXPECT_TRUE(fs::exists(dir_ + "/old-2/step-00000010/manifest.json"));
+  EXPECT_TRUE(fs::exists(dir_ + "/thesis.tex"));
+  ASSERT_TRUE(Local(10, Fresh()).ok());  // nothing left to move
+  EXPECT_FALSE(fs::exists(dir_ + "/old-3"));
 }
 
 TEST_F(ResumeTest, FreshLeavesTheFolderOfARunningJob) {
@@ -194,6 +199,14 @@ TEST_F(ResumeTest, FreshAndResumeExcludeEachOther) {
   ResumeOptions both = Fresh();
   both.from = "latest";
   EXPECT_TRUE(absl::IsInvalidArgument(Local(10, both).status()));
+}
+
+TEST_F(ResumeTest, ACheckpointFolderThatIsAFileIsNamedWithItsKey) {
+  Write(dir_, "a file");
+  const auto request = Local(10);
+  EXPECT_TRUE(absl::IsInvalidArgument(request.status()));
+  EXPECT_THAT(std::string(request.status().message()),
+              AllOf(HasSubstr("checkpoint.dir: "), HasSubstr("is no folder")));
 }
 
 TEST_F(ResumeTest, AFolderWhoseOnlyCheckpointIsDamagedIsNoStartAnew) {

@@ -13,8 +13,8 @@ class BatchBuffers {
  public:
   BatchBuffers(int64_t micro_batch, int64_t sequence);
 
-  // Reads sample index(i) of `data` into row i. The fields that dropout needs are left to the
-  // caller.
+  // Reads sample index(i) of `data` into row i; below 0: a row of tokens 0 without a loss. The
+  // fields that dropout needs are left to the caller.
   MicroBatch Load(const TokenDataset& data, const std::function<int64_t(int64_t i)>& index);
   // What was loaded last (zeros at first), as it was returned then.
   const MicroBatch& last() const { return last_; }

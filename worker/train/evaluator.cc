@@ -10,10 +10,11 @@
 namespace zeroshard {
 
 int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples) {
-  const uint64_t whole = static_cast<uint64_t>(samples) / spec.train_micro_batch_size_per_gpu();
-  const uint64_t a_batch = spec.train_batch_size() / spec.train_micro_batch_size_per_gpu();
+  const uint64_t micro_batch = spec.train_micro_batch_size_per_gpu();
+  const uint64_t all = (static_cast<uint64_t>(samples) + micro_batch - 1) / micro_batch;
+  const uint64_t a_batch = spec.train_batch_size() / micro_batch;
   const uint64_t batches = spec.eval().batches();
-  if (batches == 0 || batches > whole / a_batch) return static_cast<int64_t>(whole);
+  if (batches == 0 || batches > all / a_batch) return static_cast<int64_t>(all);
   return static_cast<int64_t>(batches * a_batch);
 }
 
@@ -36,12 +37,6 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& 
                                                              ModelRunner* runner,
                                                              Communicator* comm) {
   std::unique_ptr<Evaluator> evaluator(new Evaluator(spec, data, engine, runner, comm));
-  if (evaluator->micro_batches_ == 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "eval.data has %d samples of %d tokens, fewer than one micro-batch of %d; give more text, "
-        "or a smaller train_micro_batch_size_per_gpu",
-        data->sample_count(), spec.model().sequence_length(), evaluator->micro_batch_));
-  }
   ZS_RETURN_IF_ERROR(evaluator->CheckTargets());
   return evaluator;
 }
@@ -61,7 +56,10 @@ absl::Status Evaluator::CheckTargets() {
 }
 
 MicroBatch Evaluator::LoadBatch(int64_t j) {
-  return buffers_.Load(*data_, [&](int64_t i) { return j * micro_batch_ + i; });
+  return buffers_.Load(*data_, [&](int64_t i) {
+    const int64_t sample = j * micro_batch_ + i;
+    return sample < data_->sample_count() ? sample : -1;  // the last one may not be full
+  });
 }
 
 absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress& progress,

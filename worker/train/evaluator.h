@@ -13,14 +13,14 @@
 
 namespace zeroshard {
 
-// How many micro-batches an evaluation has: `batches` of `train_batch_size` samples, or as many
-// whole micro-batches as there are samples where that is 0 or more than there are.
+// How many micro-batches an evaluation has: `batches` of `train_batch_size` samples, or as many as
+// all samples need where that is 0 or more than there are; the last one may not be full.
 int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples);
 
 class Evaluator {
  public:
-  // All pointers outlive this. INVALID_ARGUMENT: fewer samples than one micro-batch, or no
-  // token of an evaluation carries a loss. DATA_LOSS as TokenDataset::status.
+  // All pointers outlive this. INVALID_ARGUMENT: no token of an evaluation
+  // carries a loss. DATA_LOSS as TokenDataset::status.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const v1::JobSpec& spec,
                                                            const TokenDataset* data,
                                                            ZeroEngine* engine, ModelRunner* runner,
