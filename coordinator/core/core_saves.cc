@@ -55,6 +55,15 @@ std::string UnreportedSave(const Run& run) {
   return "";
 }
 
+// A rank could not begin for what its files are: going on from them once more would fail alike.
+bool RefusedItsCheckpoint(const Run& run) {
+  if (run.job.committed_step >= run.job.first_step) return false;
+  return std::any_of(run.ranks.begin(), run.ranks.end(), [](const RankState& rank) {
+    const std::string& code = rank.record.end.error_code();
+    return rank.record.ended && (code == "DATA_LOSS" || code == "FAILED_PRECONDITION");
+  });
+}
+
 // How the user goes on after the run; empty where there is nothing to go on from.
 std::string Hint(const Run& run) {
   const JobRecord& job = run.job;
@@ -68,8 +77,7 @@ std::string Hint(const Run& run) {
                         " with --resume-from ", job.checkpoint.path());
   }
   if (job.resume.checkpoint().empty() || job.resume.weights_only()) return "";
-  // Before a step was trained it was perhaps the checkpoint itself that failed.
-  if (job.committed_step < job.first_step) return "";
+  if (RefusedItsCheckpoint(run)) return "";
   return absl::StrCat("; this run completed no checkpoint, go on again from step ",
                       job.first_step - 1, " with --resume-from ", job.resume.checkpoint());
 }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +94,13 @@ TEST(Files, AnAtomicWriteReplacesTheWholeFileAndLeavesNothingElse) {
     ++entries;
   }
   EXPECT_EQ(entries, 1);
+}
+
+TEST(Files, APipeIsRefusedAndNotWaitedFor) {
+  TempFolder folder;
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(ReadFile(pipe).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Files, ErrorsNameThePathAndTheReason) {

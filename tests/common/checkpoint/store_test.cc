@@ -78,6 +78,16 @@ TEST_F(StoreTest, ASaveIsACheckpointThatLatestNames) {
   EXPECT_THAT(Steps(), ElementsAre(5, 6));
 }
 
+TEST_F(StoreTest, WithoutItsLockNoSaveBegins) {
+  const auto store = Open();
+  SaveSteps(store.get(), {5});
+  ASSERT_TRUE(std::filesystem::remove(options_.dir + "/lock"));
+  const absl::StatusOr<std::string> folder = store->Begin(6);
+  EXPECT_EQ(folder.status().code(), absl::StatusCode::kFailedPrecondition) << folder.status();
+  EXPECT_THAT(std::string(folder.status().message()), HasSubstr(options_.dir + "/lock"));
+  EXPECT_THAT(Steps(), ElementsAre(5));
+}
+
 TEST_F(StoreTest, NamesSortByStepAndLongStepsHaveMoreDigits) {
   EXPECT_EQ(CheckpointName(100), "step-00000100");
   EXPECT_EQ(CheckpointName(1'234'567'890), "step-1234567890");

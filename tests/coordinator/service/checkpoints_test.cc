@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/str_join.h"
 #include "tests/common/temp_folder.h"
 #include "tests/coordinator/service/checkpoint_files.h"
 
@@ -15,6 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CheckpointsTest : public ::testing::Test {
  protected:
@@ -88,6 +90,20 @@ TEST_F(CheckpointsTest, LatestAFolderAndOneCheckpointAreFound) {
     EXPECT_EQ((*found)->dir, folder / "ckpt");
     EXPECT_THAT((*found)->skipped, ElementsAre());
   }
+}
+
+TEST_F(CheckpointsTest, WhatChangesTheStepsToComeIsNamed) {
+  WriteCheckpoint(spec, "demo-1", 20);
+  v1::JobSpec other = spec;
+  other.set_seed(spec.seed() + 1);
+  other.set_steps(spec.steps() + 100);
+  other.mutable_optimizer()->mutable_params()->set_lr(0.125);
+  const auto found = FindStart(other, "latest", false);
+  ASSERT_TRUE(found.ok()) << found.status();
+  const std::string changes = absl::StrJoin((*found)->changes, "; ");
+  EXPECT_THAT(changes,
+              AllOf(HasSubstr("seed"), HasSubstr("optimizer.params.lr"), HasSubstr("0.125")));
+  EXPECT_THAT(changes, Not(HasSubstr("steps")));
 }
 
 TEST_F(CheckpointsTest, WhatIsNewerAndNotCompleteIsSkippedAndNamed) {
