@@ -1,7 +1,6 @@
 #include "worker/train/agreement.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -29,7 +28,7 @@ absl::Status Agree(Communicator* comm, const absl::Status& own, const std::strin
   Entry& mine = entries[static_cast<size_t>(comm->rank())];
   mine.code = static_cast<int32_t>(own.code());
   mine.length = static_cast<uint32_t>(std::min(own.message().size(), kAgreedMessageBytes));
-  std::memcpy(mine.message, own.message().data(), mine.length);
+  own.message().copy(mine.message, mine.length);
   ZS_RETURN_IF_ERROR(
       comm->AllGather(entries.data(), sizeof(Entry), DType::kU8, {.unit = what}).Wait());
   for (size_t rank = 0; rank < entries.size(); ++rank) {

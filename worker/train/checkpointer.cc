@@ -297,13 +297,12 @@ void Checkpointer::FillReport(Report* report) const {
   report->code = static_cast<int32_t>(status.code());
   report->message_bytes =
       static_cast<uint32_t>(std::min(status.message().size(), sizeof(report->message)));
-  std::memcpy(report->message, status.message().data(), report->message_bytes);
+  status.message().copy(report->message, report->message_bytes);
   if (!status.ok()) return;
   report->crc32c = file_.crc32c;
   report->bytes = file_.bytes;
   std::copy(std::begin(digests_), std::end(digests_), report->digests);
-  std::memcpy(report->name, file_.name.data(),
-              std::min(file_.name.size(), sizeof(report->name) - 1));
+  file_.name.copy(report->name, sizeof(report->name) - 1);
 }
 
 absl::Status Checkpointer::Finish(const std::vector<Report>& reports) {
