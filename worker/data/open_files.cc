@@ -149,7 +149,8 @@ absl::StatusOr<TokenRun> OpenText(const v1::DataSpec& spec, int64_t vocab_size,
       return absl::InvalidArgumentError(
           absl::StrCat(options.key, " file ", input.path, " is empty (0 bytes)"));
     }
-    ZS_ASSIGN_OR_RETURN(const TextFormat format, TextFormatOf(input.path, spec.format(), AsText(bytes.bytes())));
+    ZS_ASSIGN_OR_RETURN(const TextFormat format,
+                        TextFormatOf(input.path, spec.format(), AsText(bytes.bytes())));
     if (bytes_only && format == TextFormat::kText) {
       ZS_RETURN_IF_ERROR(tokens.Finish());
       AppendBytes(input.path, std::move(bytes), spec, &run);
