@@ -31,7 +31,8 @@ std::string ErrorOf(absl::string_view bytes) {
 }
 
 TEST(DocumentsTest, ATextKeepsItsBytesButForTheByteOrderMark) {
-  const std::string text("\r\nline \x92\r\n\0x\n no newline at the end", 37);
+  constexpr char kText[] = "\r\nline \x92\r\n\0x\n no newline at the end";
+  const std::string text(kText, sizeof(kText) - 1);
   EXPECT_THAT(Texts("\xEF\xBB\xBF" + text, TextFormat::kText), ElementsAre(text));
   EXPECT_THAT(Texts(text, TextFormat::kText), ElementsAre(text));
   EXPECT_THAT(Texts("\xEF\xBB\xBF\xEF\xBB\xBF", TextFormat::kText), ElementsAre("\xEF\xBB\xBF"));
