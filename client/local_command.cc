@@ -336,8 +336,8 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
       ->type_name("DIR");
   AddResumeOptions(local, &options->resume);
   local->add_flag("--fresh", options->resume.fresh,
-                  "Starts anew where the work folder holds checkpoints of the job: they are moved "
-                  "aside. Without it the job goes on from the newest");
+                  "Starts anew where checkpoint.dir holds checkpoints of the job: they go to a "
+                  "folder old-N in it. Without it the job goes on from the newest");
   local
       ->add_option("--metrics-base-port", options->metrics_base_port,
                    "Metrics ports in a row from this one: coordinator, workers, stores")
