@@ -97,6 +97,20 @@ struct JobForgottenRecord {
   std::string run_id;
 };
 
+// Key: run_id. Of an offloaded job: where its state is and where it comes from.
+struct StoreMapRecord {
+  std::string run_id;
+  uint64_t map_version = 0;
+  v1::StoreJob job;  // map, base, checkpoint; without specification, store and copies
+};
+// Key: run_id. The latest step that was decided, in the epoch of the map.
+struct StepDecisionRecord {
+  std::string run_id;
+  v1::StepDecision decision;
+  v1::StepRecord record;
+  uint64_t samples = 0;  // of the training set, as the ranks see it
+};
+
 using LogRecord = std::variant<CounterRecord, ClusterRecord, JobRecord, RankRecord, EventRecord,
                                EventForgottenRecord, FenceRecord, KeyRecord, BarrierRecord,
                                GenerationClosedRecord, JobForgottenRecord>;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/core/durable_log.h"
 #include "zeroshard/v1/cluster.pb.h"
@@ -80,6 +81,26 @@ struct Cancel {
   std::string job;
   bool save = false;  // write a checkpoint first
 };
+// Rank 0 of an offloaded job asks for a step's decision.
+struct CommitStep {
+  RequestId request = 0;
+  v1::CommitStepRequest body;
+};
+// What became of OpenSnapshots, BeginSnapshot and CompleteSnapshot.
+struct SnapshotsOpened {
+  std::string run_id;
+  absl::Status status;
+};
+struct SnapshotBegun {
+  std::string run_id;
+  uint64_t step = 0;
+  absl::StatusOr<std::string> folder;  // that the stores write into
+};
+struct SnapshotCompleted {
+  std::string run_id;
+  uint64_t step = 0;
+  v1::CheckpointRecord record;  // complete, or abandoned and why
+};
 // The caller went away: no answer is wanted any more.
 struct RequestDropped {
   RequestId request = 0;
@@ -129,6 +150,45 @@ struct AppendLog {
   std::string run_id;
   uint32_t rank = 0;
   std::vector<std::string> lines;
+};
+// The history and samples of this run from `first_step` on are of a future that was given up.
+struct TruncateHistory {
+  std::string job;
+  std::string run_id;
+  uint64_t first_step = 1;
+};
+// The coordinator owns the checkpoint folder of an offloaded job: takes its lock; answered by
+// SnapshotsOpened. Once a run and coordinator.
+struct OpenSnapshots {
+  std::string run_id;
+  std::string job;
+  v1::JobSpec spec;
+  std::string resumed_from;  // as CheckpointStoreOptions has it
+};
+// An empty folder for this step's files; answered by SnapshotBegun.
+struct BeginSnapshot {
+  std::string run_id;
+  uint64_t step = 0;
+};
+// Every store has written its file: assets, 16-bit weights where asked for, manifest, rename;
+// answered by SnapshotCompleted.
+struct CompleteSnapshot {
+  std::string run_id;
+  uint64_t step = 0;
+  uint64_t next_sample = 0;
+  uint64_t samples = 0;
+  std::vector<v1::SnapshotReport> files;  // by store
+  double seconds = 0;                     // since the decision
+};
+// A store could not write its part, or is gone: answered by SnapshotCompleted too.
+struct AbandonSnapshot {
+  std::string run_id;
+  uint64_t step = 0;
+  std::string reason;
+};
+// The run has ended: lets go of the folder.
+struct CloseSnapshots {
+  std::string run_id;
 };
 // Something that a watcher of the run should see: state, step or event.
 struct RunChanged {

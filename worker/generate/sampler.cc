@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "worker/ops/philox.h"
+#include "common/kernels/philox.h"
 
 namespace zeroshard {
 namespace {

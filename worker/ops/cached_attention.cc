@@ -4,16 +4,16 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "worker/ops/pointers.h"
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/pointers.h"
+#include "common/kernels/simd_targets.h"
 #include "worker/ops/task_team.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/ops/cached_attention.cc"
 #include "hwy/foreach_target.h"  // first of the Highway headers
 // After it:
+#include "common/kernels/vec-inl.h"
 #include "worker/ops/exp-inl.h"
-#include "worker/ops/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {

@@ -4,7 +4,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/simd_targets.h"
 // After the list of targets.
 #include "hwy/targets.h"
 

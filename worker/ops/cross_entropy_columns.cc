@@ -6,16 +6,16 @@
 #include <limits>
 #include <vector>
 
-#include "worker/ops/parallel.h"
-#include "worker/ops/pointers.h"
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/parallel.h"
+#include "common/kernels/pointers.h"
+#include "common/kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/ops/cross_entropy_columns.cc"
 #include "hwy/foreach_target.h"  // first of the Highway headers
 // After it:
+#include "common/kernels/vec-inl.h"
 #include "worker/ops/exp-inl.h"
-#include "worker/ops/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {

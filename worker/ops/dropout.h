@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
+#include "common/kernels/philox.h"
 #include "common/types.h"
 #include "worker/ops/ops.h"
-#include "worker/ops/philox.h"
 
 namespace zeroshard::cpu {
 

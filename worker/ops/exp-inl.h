@@ -1,5 +1,5 @@
 // exp and the logistic function on vectors. Include after vec-inl.h, once per target.
-#include "worker/ops/vec-inl.h"
+#include "common/kernels/vec-inl.h"
 
 #if defined(ZEROSHARD_WORKER_OPS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZEROSHARD_WORKER_OPS_EXP_INL_H_

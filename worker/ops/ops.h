@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "common/kernels/adamw.h"
 #include "common/types.h"
 #include "worker/ops/norm_accumulator.h"
 
@@ -32,8 +33,8 @@ struct MatmulArgs {
 };
 
 // A mask that any rank can draw for any part of a tensor: element e of sample s is dropped where
-// the counter-based generator (worker/ops/philox.h), keyed by seed and (step, s, site, e), says so;
-// what is kept is scaled by 1 / (1 - rate). The same in forward and backward.
+// the counter-based generator (common/kernels/philox.h), keyed by seed and (step, s, site, e), says
+// so; what is kept is scaled by 1 / (1 - rate). The same in forward and backward.
 struct DropoutArgs {
   float rate = 0;  // 0: none
   uint64_t seed = 0;
@@ -66,14 +67,6 @@ struct CachedAttentionArgs {
   const void* v = nullptr;
   int64_t past = 0, rows = 0, heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::kF32;
-};
-
-struct AdamWArgs {
-  float learning_rate = 0;
-  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
-  float weight_decay = 0;  // decoupled; 0 for norms and biases
-  float grad_scale = 1;    // multiplier on every gradient: clip factor / tokens
-  int64_t t = 1;           // Adam's step count, from 1
 };
 
 class Ops {
@@ -170,7 +163,7 @@ class Ops {
                              float* acc) = 0;
 
   // Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), in the order of operations of
-  // worker/ops/adamw.h. Updates master, exp_avg, exp_avg_sq in place and writes the parameters
+  // common/kernels/adamw.h. Updates master, exp_avg, exp_avg_sq in place and writes the parameters
   // (param may be master itself for fp32 jobs). grad of grad_type, param of param_type.
   virtual void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type,
                      float* master, float* exp_avg, float* exp_avg_sq, void* param,
@@ -188,11 +181,5 @@ class Ops {
 
 // `threads`: OpenMP threads of one call.
 std::unique_ptr<Ops> MakeCpuOps(int threads);
-
-// Initial values (architecture, section 4): a counter-based generator keyed by seed, tensor name
-// and element index, so that any rank can fill any range. Writes elements [begin, end) of the
-// tensor.
-void InitNormal(uint64_t seed, const std::string& tensor, int64_t begin, int64_t end, float std,
-                float* out);
 
 }  // namespace zeroshard

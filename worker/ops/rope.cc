@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "worker/ops/parallel.h"
-#include "worker/ops/pointers.h"
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/parallel.h"
+#include "common/kernels/pointers.h"
+#include "common/kernels/simd_targets.h"
 #include "worker/ops/vector_ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/ops/rope.cc"
 #include "hwy/foreach_target.h"  // first of the Highway headers
 // After it:
-#include "worker/ops/vec-inl.h"
+#include "common/kernels/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {

@@ -4,12 +4,13 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/ops/tile_kernels.cc"
-#include "hwy/foreach_target.h"
+#include "hwy/foreach_target.h"  // first of the Highway headers
+// After it:
+#include "common/kernels/vec-inl.h"
 #include "worker/ops/exp-inl.h"
-#include "worker/ops/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {

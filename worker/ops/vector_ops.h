@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
+#include "common/kernels/adamw.h"
 #include "common/types.h"
-#include "worker/ops/adamw.h"
 #include "worker/ops/norm_accumulator.h"
 
 namespace zeroshard::cpu {

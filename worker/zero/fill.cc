@@ -45,22 +45,6 @@ void DigestFilled(UnitState* unit, int index, int64_t at, absl::Span<const float
 
 }  // namespace
 
-absl::Status FreshWeights::Read(const ParameterInfo& tensor, int64_t begin, int64_t end,
-                                float* out) const {
-  switch (tensor.init) {
-    case InitKind::kZeros:
-      std::fill_n(out, end - begin, 0.0f);
-      break;
-    case InitKind::kOnes:
-      std::fill_n(out, end - begin, 1.0f);
-      break;
-    case InitKind::kNormal:
-      InitNormal(seed_, tensor.name, begin, end, tensor.init_std, out);
-      break;
-  }
-  return absl::OkStatus();
-}
-
 absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units, Ops* ops,
                             const std::atomic<bool>* stop) {
   std::vector<float> piece;

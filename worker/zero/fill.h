@@ -8,22 +8,12 @@
 
 #include "absl/status/status.h"
 #include "common/checkpoint/manifest.h"
+#include "common/kernels/init.h"
 #include "common/parameter_source.h"
 #include "worker/ops/ops.h"
 #include "worker/zero/unit_state.h"
 
 namespace zeroshard {
-
-// Initial values (ParameterInfo::init) by a counter-based generator: any rank draws any range.
-class FreshWeights : public ParameterSource {
- public:
-  explicit FreshWeights(uint64_t seed) : seed_(seed) {}
-  absl::Status Read(const ParameterInfo& tensor, int64_t begin, int64_t end,
-                    float* out) const override;
-
- private:
-  const uint64_t seed_;
-};
 
 // Parameters and master weights. The source's errors; CANCELLED once `stop` (may be null) is true.
 absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units, Ops* ops,

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "common/kernels/philox.h"
 #include "worker/ops/ops.h"
-#include "worker/ops/philox.h"
 
 namespace zeroshard {
 

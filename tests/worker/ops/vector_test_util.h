@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "common/kernels/simd_targets.h"
 #include "common/types.h"
-#include "worker/ops/simd_targets.h"
 // After it:
 #include "hwy/highway.h"
 #include "hwy/targets.h"

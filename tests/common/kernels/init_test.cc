@@ -1,3 +1,5 @@
+#include "common/kernels/init.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/ops/ops.h"
-#include "worker/ops/philox.h"
+#include "common/kernels/philox.h"
 
 namespace zeroshard {
 namespace {

@@ -1,9 +1,12 @@
-// InitNormal (worker/ops/ops.h). Elements 4b .. 4b+3 of a tensor come from one Philox block: its
-// key is the seed, its counter is b (low 64 bits) and the FNV-1a hash of the tensor's name (high 64
-// bits). Words (0, 1) give elements 0 and 1, words (2, 3) elements 2 and 3, by Box & Muller 1958:
+// InitNormal (common/kernels/init.h). Elements 4b .. 4b+3 of a tensor come from one Philox block:
+// its key is the seed, its counter is b (low 64 bits) and the FNV-1a hash of the tensor's name
+// (high 64 bits). Words (0, 1) give elements 0 and 1, words (2, 3) elements 2 and 3, by Box &
+// Muller 1958:
 //   r = sqrt(-2 ln((u + 1) / 2^32)),  r cos(2 pi w / 2^32) and r sin(2 pi w / 2^32)
 // in fp64, times std, rounded to fp32. Logarithm, cosine and sine are written out below in +, *, /
 // alone: the C library's differ from version to version, and ranks must agree to the bit.
+#include "common/kernels/init.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,8 +15,7 @@
 #include <numbers>
 #include <string>
 
-#include "worker/ops/ops.h"
-#include "worker/ops/philox.h"
+#include "common/kernels/philox.h"
 
 namespace zeroshard {
 namespace {
@@ -105,6 +107,22 @@ void InitNormal(uint64_t seed, const std::string& tensor, int64_t begin, int64_t
       out[i - begin] = static_cast<float>(std * normals[static_cast<size_t>(i - block * 4)]);
     }
   }
+}
+
+absl::Status FreshWeights::Read(const ParameterInfo& tensor, int64_t begin, int64_t end,
+                                float* out) const {
+  switch (tensor.init) {
+    case InitKind::kZeros:
+      std::fill_n(out, end - begin, 0.0f);
+      break;
+    case InitKind::kOnes:
+      std::fill_n(out, end - begin, 1.0f);
+      break;
+    case InitKind::kNormal:
+      InitNormal(seed_, tensor.name, begin, end, tensor.init_std, out);
+      break;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace zeroshard

@@ -1,6 +1,7 @@
-// Vectors of fp32 over fp32 or bf16 memory, for the kernels of this folder. Included once per
-// target (Highway's scheme): after foreach_target.h, before HWY_BEFORE_NAMESPACE of the kernel's
-// own file. Everything here gives the same bits on every target: see Fma, SumRow and FoldRows.
+// Vectors of fp32 over fp32 or bf16 memory, for the vector kernels here and in worker/ops. Included
+// once per target (Highway's scheme): after foreach_target.h, before HWY_BEFORE_NAMESPACE of the
+// kernel's own file. Everything here gives the same bits on every target: see Fma, SumRow and
+// FoldRows.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,11 +9,11 @@
 #include "common/types.h"
 #include "hwy/highway.h"
 
-#if defined(ZEROSHARD_WORKER_OPS_VEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef ZEROSHARD_WORKER_OPS_VEC_INL_H_
-#undef ZEROSHARD_WORKER_OPS_VEC_INL_H_
+#if defined(ZEROSHARD_COMMON_KERNELS_VEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZEROSHARD_COMMON_KERNELS_VEC_INL_H_
+#undef ZEROSHARD_COMMON_KERNELS_VEC_INL_H_
 #else
-#define ZEROSHARD_WORKER_OPS_VEC_INL_H_
+#define ZEROSHARD_COMMON_KERNELS_VEC_INL_H_
 #endif
 
 // A lambda that is compiled for the target and inlined into the loop that takes it.

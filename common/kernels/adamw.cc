@@ -1,20 +1,20 @@
-#include "worker/ops/adamw.h"
+#include "common/kernels/adamw.h"
 
 #include <cmath>
 #include <cstdint>
 
-#include "worker/ops/parallel.h"
-#include "worker/ops/pointers.h"
-#include "worker/ops/simd_targets.h"
+#include "common/kernels/parallel.h"
+#include "common/kernels/pointers.h"
+#include "common/kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "worker/ops/adamw.cc"
+#define HWY_TARGET_INCLUDE "common/kernels/adamw.cc"
 #include "hwy/foreach_target.h"  // first of the Highway headers
 // After it:
-#include "worker/ops/vec-inl.h"
+#include "common/kernels/vec-inl.h"
 
-#ifndef ZEROSHARD_WORKER_OPS_ADAMW_CC_
-#define ZEROSHARD_WORKER_OPS_ADAMW_CC_
+#ifndef ZEROSHARD_COMMON_KERNELS_ADAMW_CC_
+#define ZEROSHARD_COMMON_KERNELS_ADAMW_CC_
 namespace zeroshard::cpu {
 namespace {
 

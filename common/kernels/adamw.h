@@ -25,7 +25,18 @@
 #include <cstdint>
 
 #include "common/types.h"
-#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+struct AdamWArgs {
+  float learning_rate = 0;
+  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  float weight_decay = 0;  // decoupled; 0 for norms and biases
+  float grad_scale = 1;    // multiplier on every gradient: clip factor / tokens
+  int64_t t = 1;           // Adam's step count, from 1
+};
+
+}  // namespace zeroshard
 
 namespace zeroshard::cpu {
 

@@ -1,4 +1,4 @@
-#include "worker/ops/adamw.h"
+#include "common/kernels/adamw.h"
 
 #include <gtest/gtest.h>
 

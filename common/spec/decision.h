@@ -1,0 +1,37 @@
+// From what the ranks found in a step to how the state changes: one place for workers that update
+// their own state and for the coordinator, which decides for the shard stores. Pure functions of a
+// normalised specification; thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "common/kernels/adamw.h"
+#include "zeroshard/v1/job.pb.h"
+#include "zeroshard/v1/store.pb.h"
+
+namespace zeroshard {
+
+// The clip factor of global-norm clipping (Pascanu et al. 2013, with PyTorch's 1e-6): 1 without.
+double ClipFactor(double grad_norm, double max_norm);
+
+// Of step `step`, whose gradients are summed over `tokens` tokens and have the norm `grad_norm` (of
+// the mean). A step without a token that carries a loss is a skip: nothing was said of how to
+// change the weights, so they do not decay either. Sets step, skip, multiplier, learning_rate and
+// adam_step.
+v1::StepDecision MakeDecision(const v1::JobSpec& spec, uint64_t step, double grad_norm,
+                              uint64_t tokens);
+
+// What AdamW computes with, for a decision that is no skip.
+AdamWArgs MakeAdamWArgs(const v1::JobSpec& spec, const v1::StepDecision& decision);
+
+// Whether the state of the job is in the shard stores.
+inline bool IsOffloaded(const v1::JobSpec& spec) {
+  const auto& device = spec.zero_optimization().offload_optimizer().device();
+  return !device.empty() && device != "none";
+}
+inline bool OffloadsParameters(const v1::JobSpec& spec) {
+  const auto& device = spec.zero_optimization().offload_param().device();
+  return !device.empty() && device != "none";
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,103 @@
+// The chunks of one job on one store: master weights, moments, 16-bit parameters, staged gradients,
+// and what is done to them. Knows nothing of generations and terms (core/job_control.h does); the
+// caller makes no call that the control has not allowed. Thread-safe where it says so.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/checkpoint/file_system.h"
+#include "common/checkpoint/manifest.h"
+#include "common/checkpoint/state_digest.h"
+#include "common/parameter_source.h"
+#include "common/plan/chunk_table.h"
+#include "shard_store/state/memory_budget.h"
+#include "shard_store/state/task_pool.h"
+#include "zeroshard/v1/store.pb.h"
+
+namespace zeroshard::store {
+
+// Parameters of one version. The bytes stay as they are for as long as this lives, whatever is
+// applied meanwhile.
+struct PinnedParameters {
+  std::shared_ptr<const void> pin;
+  absl::Span<const char> bytes;
+};
+
+struct JobStateOptions {
+  v1::JobSpec spec;  // normalised
+  const ModelTable* model = nullptr;
+  std::map<uint32_t, Chunk> chunks;  // held here
+  bool digests = false;            // of each chunk at each step: there are replicas to compare with
+  MemoryBudget* budget = nullptr;  // these outlive the state
+  TaskPool* pool = nullptr;
+};
+
+class JobState {
+ public:
+  // Allocates everything. RESOURCE_EXHAUSTED: with the bytes wanted, free and allowed.
+  static absl::StatusOr<std::unique_ptr<JobState>> Create(const JobStateOptions& options);
+  // Waits for what is on its way.
+  virtual ~JobState() = default;
+
+  // Fills chunks in order, on the calling thread and the pool. `moments` may be null: zeros.
+  // `on_chunk` is told of each that is there. The sources' errors; CANCELLED once `stop` is true.
+  struct Sources {
+    const ParameterSource* master = nullptr;
+    const ParameterSource* exp_avg = nullptr;
+    const ParameterSource* exp_avg_sq = nullptr;
+  };
+  virtual absl::Status Fill(const Sources& sources, const std::function<void(uint32_t)>& on_chunk,
+                            const std::atomic<bool>* stop) = 0;
+  // fp32 values of one kind that another store has; once all kinds of a chunk are whole,
+  // FinishChunk makes its parameters.
+  virtual absl::Status SetState(uint32_t chunk, StateKind kind, int64_t begin,
+                                absl::Span<const float> values) = 0;
+  virtual absl::Status FinishChunk(uint32_t chunk) = 0;
+  virtual absl::Status GetState(uint32_t chunk, StateKind kind, int64_t begin,
+                                absl::Span<float> values) const = 0;
+
+  // Copies gradients of the wire type to where they are staged. Thread-safe for disjoint ranges,
+  // also beside Parameters; not beside Apply of the same step.
+  virtual absl::Status Stage(uint32_t chunk, int64_t begin, int64_t count,
+                             absl::Span<const absl::Span<const char>> parts) = 0;
+
+  // One step over all trained chunks, on the pool; returns at once. `on_chunk` as chunks get ready,
+  // in order of their first use in a forward pass as far as that goes, with the CRC-32C of the
+  // master weights (0 without digests); then `done`, once. Both from the pool's threads.
+  virtual void Apply(const v1::StepDecision& decision,
+                     std::function<void(uint32_t chunk, uint32_t digest)> on_chunk,
+                     std::function<void(const absl::Status&)> done) = 0;
+
+  // Thread-safe. In the compute type.
+  virtual absl::StatusOr<PinnedParameters> Parameters(uint32_t chunk, int64_t begin,
+                                                      int64_t count) = 0;
+
+  // Keeps the version that is here now for WriteSnapshot: until it is written, whatever changes a
+  // chunk first copies it into memory from a bounded pool, or waits for it to be written. Call it
+  // between an Apply and the next.
+  virtual void PreserveSnapshot(const v1::SnapshotOrder& order) = 0;
+  // Writes and syncs this store's file; on the calling thread, beside everything else. `progress`
+  // is told of bytes written. The result's `problem` is empty where all went well; then `done`.
+  virtual v1::SnapshotReport WriteSnapshot(FileSystem* files,
+                                           const std::function<void(uint64_t)>& progress,
+                                           const std::atomic<bool>* stop) = 0;
+  virtual void EndSnapshot() = 0;
+
+  // Of the fp32 weights of these chunks, as WeightDigest has them.
+  virtual absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const = 0;
+
+  virtual v1::StoreUsage usage() const = 0;
+};
+
+// What Create will take of the budget.
+uint64_t BytesOf(const JobStateOptions& options);
+
+}  // namespace zeroshard::store
