@@ -2,19 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/checkpoint/reader.h"
-#include "common/files.h"
-#include "common/hf/export.h"
 #include "common/log.h"
-#include "common/spec/job_spec.h"
 #include "common/status_macros.h"
-#include "common/tokenizer/tokenizer.h"
 #include "worker/train/agreement.h"
 
 namespace zeroshard {
@@ -117,8 +110,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(
 
 absl::Status Checkpointer::Open() {
   if (IsRankZero()) {
-    ZS_ASSIGN_OR_RETURN(assets_, ReadAssets(options_.assets));
-    ZS_RETURN_IF_ERROR(FindEndOfText());
+    ZS_ASSIGN_OR_RETURN(extras_, ReadSaveExtras(options_.spec, options_.assets));
     CheckpointStoreOptions store;
     store.dir = dir_;
     store.job = options_.job;
@@ -132,20 +124,6 @@ absl::Status Checkpointer::Open() {
   ZS_RETURN_IF_ERROR(Allocate());
   MakePieces();
   thread_ = options_.device->NewStream("checkpoint");
-  return absl::OkStatus();
-}
-
-// As `export` finds it.
-absl::Status Checkpointer::FindEndOfText() {
-  if (!options_.spec.zero_optimization().stage3_gather_16bit_weights_on_model_save())
-    return absl::OkStatus();
-  const v1::DataSpec& data = options_.spec.data();
-  if (data.packing().has_separator()) {
-    end_of_text_ = static_cast<int32_t>(data.packing().separator());
-  } else if (IsTokenizerPath(data.tokenizer())) {
-    ZS_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(data.tokenizer()));
-    end_of_text_ = tokenizer->end_of_text();
-  }
   return absl::OkStatus();
 }
 
@@ -335,62 +313,29 @@ absl::Status Checkpointer::Finish(const std::vector<Report>& reports) {
 }
 
 absl::Status Checkpointer::Complete(const std::vector<Report>& reports) {
-  const std::string folder = CollectFolder(dir_, step_);
-  Manifest manifest;
-  manifest.run_id = options_.run_id;
-  manifest.job = options_.job;
-  manifest.step = step_;
-  manifest.unix_ms = absl::ToUnixMillis(started_);
-  manifest.world_size = static_cast<uint32_t>(options_.comm->size());
-  manifest.spec = options_.spec;
-  manifest.next_sample = next_sample_;
-  manifest.samples = options_.samples;
-  const bool trained = std::any_of(ranges_.begin(), ranges_.end(),
-                                   [](const OwnedRange& range) { return range.trained; });
-  for (int kind = 0; kind < kStateKinds; ++kind) {
-    WeightDigest total;
-    for (const Report& report : reports) total.Combine(report.digests[kind]);
-    if (kind == 0 || trained) manifest.digests[kind] = total.Hex();
-  }
-  uint64_t bytes = 0;
+  SaveContents contents;
+  contents.spec = options_.spec;
+  contents.job = options_.job;
+  contents.run_id = options_.run_id;
+  contents.step = step_;
+  contents.next_sample = next_sample_;
+  contents.samples = options_.samples;
+  contents.unix_ms = absl::ToUnixMillis(started_);
+  contents.trained = std::any_of(ranges_.begin(), ranges_.end(),
+                                 [](const OwnedRange& range) { return range.trained; });
+  contents.folder = CollectFolder(dir_, step_);
   for (const Report& report : reports) {
-    const std::string name(report.name, strnlen(report.name, sizeof(report.name)));
-    manifest.files.push_back({.name = name, .bytes = report.bytes, .crc32c = report.crc32c});
+    SavedPart& part = contents.parts.emplace_back();
+    part.file = {.name = std::string(report.name, strnlen(report.name, sizeof(report.name))),
+                 .bytes = report.bytes,
+                 .crc32c = report.crc32c};
+    std::copy(std::begin(report.digests), std::end(report.digests), part.digests);
   }
-  ZS_RETURN_IF_ERROR(WriteAssets(options_.files, assets_, folder, &manifest.files));
-  ++progress_;
-  if (options_.spec.zero_optimization().stage3_gather_16bit_weights_on_model_save())
-    ZS_RETURN_IF_ERROR(ExportWeights(folder, &manifest));
-  for (const CheckpointFile& file : manifest.files) bytes += file.bytes;
-  ZS_ASSIGN_OR_RETURN(const std::string path, store_->Complete(manifest));
-  record_.set_path(path);
-  record_.set_bytes(bytes);
-  return absl::OkStatus();
-}
-
-// From the files just written, which rank 0 sees all of: no rank holds the whole model.
-absl::Status Checkpointer::ExportWeights(const std::string& folder, Manifest* manifest) {
-  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
-                      CheckpointReader::OpenCollected(folder, *manifest));
-  HfExportOptions options;
-  if (!assets_.empty()) options.assets = absl::StrCat(folder, "/assets");
-  options.end_of_text = end_of_text_;
-  options.progress = [this](uint64_t, uint64_t) { ++progress_; };
-  ZS_RETURN_IF_ERROR(ExportHfFolder(options_.spec.model(), *reader->Source(StateKind::kMaster),
-                                    absl::StrCat(folder, "/model"), options));
-  std::vector<std::string> names;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(absl::StrCat(folder, "/model"), error), end;
-       !error && it != end; it.increment(error)) {
-    names.push_back(absl::StrCat("model/", it->path().filename().string()));
-  }
-  if (error) return ErrnoError(error.value(), "list", absl::StrCat(folder, "/model"));
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
-    ZS_ASSIGN_OR_RETURN(CheckpointFile file,
-                        DescribeFile(folder, name, [this](uint64_t) { ++progress_; }));
-    manifest->files.push_back(std::move(file));
-  }
+  ZS_ASSIGN_OR_RETURN(
+      const CompletedSave saved,
+      CompleteSave(options_.files, store_.get(), contents, extras_, [this] { ++progress_; }));
+  record_.set_path(saved.path);
+  record_.set_bytes(saved.bytes);
   return absl::OkStatus();
 }
 

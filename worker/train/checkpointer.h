@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "common/checkpoint/files.h"
 #include "common/checkpoint/store.h"
+#include "common/saving/completion.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/train/step_stats.h"
@@ -93,7 +94,6 @@ class Checkpointer {
 
   explicit Checkpointer(const CheckpointerOptions& options);
   absl::Status Open();
-  absl::Status FindEndOfText();
   absl::Status Allocate();
   void MakePieces();
   // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
@@ -102,14 +102,12 @@ class Checkpointer {
   void FillReport(Report* report) const;
   // Rank 0's thread.
   absl::Status Complete(const std::vector<Report>& reports);
-  absl::Status ExportWeights(const std::string& folder, Manifest* manifest);
   absl::Status Finish(const std::vector<Report>& reports);
   bool IsRankZero() const { return options_.comm->rank() == 0; }
 
   const CheckpointerOptions options_;
   std::string dir_;
-  std::vector<Asset> assets_;               // rank 0's
-  std::optional<int32_t> end_of_text_;      // rank 0's, for ExportWeights
+  SaveExtras extras_;                       // rank 0's
   std::unique_ptr<CheckpointStore> store_;  // rank 0's
   std::unique_ptr<CancellableFiles> files_;
   std::vector<OwnedRange> ranges_;

@@ -1,13 +1,9 @@
 #include "worker/train/restore.h"
 
-#include <filesystem>
-#include <map>
-#include <system_error>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/hf/export.h"
 #include "common/log.h"
+#include "common/saving/completion.h"
 #include "common/status_macros.h"
 #include "worker/train/agreement.h"
 
@@ -151,23 +147,11 @@ absl::Status InitialState::CompareDigests(const ModelTable& model, ZeroEngine* e
 }
 
 std::string FindModelFolder(const TrainerOptions& options) {
-  std::error_code error;
-  std::string kept = absl::StrCat(options.resume_from, "/assets");
-  if (!options.resume_from.empty() && std::filesystem::is_directory(kept, error)) return kept;
-  return options.spec.model().init_from();
+  return FindModelFolder(options.spec, options.resume_from);
 }
 
 std::map<std::string, std::string> FindAssets(const TrainerOptions& options) {
-  std::map<std::string, std::string> by_name;
-  if (const std::string folder = FindModelFolder(options); !folder.empty())
-    for (const std::string& name : ListHfAssets(folder))
-      by_name[name] = absl::StrCat(folder, "/", name);
-  const std::string& tokenizer = options.spec.data().tokenizer();
-  const std::vector<HfAsset> own = TokenizerAssets(tokenizer);
-  if (tokenizer == "bytes" || !own.empty())
-    std::erase_if(by_name, [](const auto& asset) { return IsTokenizerAsset(asset.first); });
-  for (const HfAsset& asset : own) by_name[asset.name] = asset.source;
-  return by_name;
+  return FindAssets(options.spec, options.resume_from);
 }
 
 }  // namespace zeroshard

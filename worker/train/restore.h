@@ -58,12 +58,8 @@ class InitialState {
   int64_t position_ = 0;
 };
 
-// The folder that the files which travel with the model are in: the checkpoint's that the run goes
-// on from, else model.init_from; may be empty.
+// As common/saving/completion.h has them, of the run that `options` are of.
 std::string FindModelFolder(const TrainerOptions& options);
-
-// The files that travel with a model (ListHfAssets), and those of data.tokenizer in place of the
-// model's own tokenizer's. Full paths, by the names they have in a checkpoint.
 std::map<std::string, std::string> FindAssets(const TrainerOptions& options);
 
 }  // namespace zeroshard
