@@ -21,10 +21,13 @@ struct OffloadCounters {
 };
 
 // Thread-safe. Errors, in the events too:
-//   FAILED_PRECONDITION  this generation is over; ABORTED  Abort was called, or the generation
-//   ended UNAVAILABLE          a store is gone; DEADLINE_EXCEEDED  nothing moved for a collective's
-//   time
-// each with store, chunk, step. After an error the object is of no further use.
+//   FAILED_PRECONDITION  this generation is over
+//   ABORTED              Abort was called, or the generation ended
+//   UNAVAILABLE          a store is gone
+//   DEADLINE_EXCEEDED    nothing moved for a collective's time
+// each with store, chunk, step. After an error the object is of no further use. When an event is
+// done, with whatever status, the caller's memory is no longer touched. An event that `after` a
+// failed one would have started has that one's error.
 class StateStore {
  public:
   virtual ~StateStore() = default;
@@ -43,8 +46,10 @@ class StateStore {
   virtual Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) = 0;
 
   // Rank 0 alone, when every rank's pushes of the step are done: the step becomes durable.
+  // `next_sample`: position in the run's order of the next step's first one; `samples`: that the
+  // training set has.
   virtual absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord& record,
-                                                  uint64_t next_sample) = 0;
+                                                  uint64_t next_sample, uint64_t samples) = 0;
 
   virtual void Abort(const std::string& reason) = 0;
   virtual const OffloadCounters& counters() const = 0;
