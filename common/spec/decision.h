@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "common/kernels/adamw.h"
+#include "common/kernels/sgd.h"
+#include "common/plan/offload.h"
 #include "zeroshard/v1/job.pb.h"
 #include "zeroshard/v1/store.pb.h"
 
@@ -17,21 +19,14 @@ double ClipFactor(double grad_norm, double max_norm);
 // Of step `step`, whose gradients are summed over `tokens` tokens and have the norm `grad_norm` (of
 // the mean). A step without a token that carries a loss is a skip: nothing was said of how to
 // change the weights, so they do not decay either. Sets step, skip, multiplier, learning_rate and
-// adam_step.
+// adam_step, which counts skipped steps too.
 v1::StepDecision MakeDecision(const v1::JobSpec& spec, uint64_t step, double grad_norm,
                               uint64_t tokens);
 
-// What AdamW computes with, for a decision that is no skip.
+// What the optimizer computes with, for a decision that is no skip: AdamW, or SGD where
+// UsesSgd(spec) says so. Their weight_decay is that of the decay group; the caller takes 0 for
+// other tensors.
 AdamWArgs MakeAdamWArgs(const v1::JobSpec& spec, const v1::StepDecision& decision);
-
-// Whether the state of the job is in the shard stores.
-inline bool IsOffloaded(const v1::JobSpec& spec) {
-  const auto& device = spec.zero_optimization().offload_optimizer().device();
-  return !device.empty() && device != "none";
-}
-inline bool OffloadsParameters(const v1::JobSpec& spec) {
-  const auto& device = spec.zero_optimization().offload_param().device();
-  return !device.empty() && device != "none";
-}
+SgdArgs MakeSgdArgs(const v1::JobSpec& spec, const v1::StepDecision& decision);
 
 }  // namespace zeroshard

@@ -1,6 +1,5 @@
-// Add, Convert and AccumulateF32.
+// Add and AccumulateF32.
 #include <cstdint>
-#include <cstring>
 
 #include "common/kernels/parallel.h"
 #include "common/kernels/pointers.h"
@@ -31,15 +30,6 @@ void AddRange(const void* a, const void* b, int64_t size, DType dtype, void* y) 
   }
 }
 
-template <class From, class To>
-HWY_INLINE void CopyTyped(const From* in, int64_t size, To* out) {
-  ForEach(size,
-          [=](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
-}
-
-void WidenRange(const uint16_t* in, int64_t size, float* out) { CopyTyped(in, size, out); }
-void NarrowRange(const float* in, int64_t size, uint16_t* out) { CopyTyped(in, size, out); }
-
 template <class T>
 HWY_INLINE void AccumulateTyped(const T* x, int64_t size, float* acc) {
   ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
@@ -62,8 +52,6 @@ HWY_AFTER_NAMESPACE();
 namespace zeroshard::cpu {
 
 HWY_EXPORT(AddRange);
-HWY_EXPORT(WidenRange);
-HWY_EXPORT(NarrowRange);
 HWY_EXPORT(AccumulateRange);
 
 void Add(const void* a, const void* b, int64_t n, DType dtype, void* y, int threads) {
@@ -71,24 +59,6 @@ void Add(const void* a, const void* b, int64_t n, DType dtype, void* y, int thre
   ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(AddRange)
     (At(a, begin, dtype), At(b, begin, dtype), end - begin, dtype, At(y, begin, dtype));
-  });
-}
-
-void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads) {
-  AssertFloat(in_type);
-  AssertFloat(out_type);
-  ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
-    const void* from = At(in, begin, in_type);
-    void* to = At(out, begin, out_type);
-    if (in_type == out_type) {
-      std::memmove(to, from, static_cast<size_t>(end - begin) * SizeOf(in_type));
-    } else if (in_type == DType::kBF16) {
-      HWY_DYNAMIC_DISPATCH(WidenRange)
-      (static_cast<const uint16_t*>(from), end - begin, static_cast<float*>(to));
-    } else {
-      HWY_DYNAMIC_DISPATCH(NarrowRange)
-      (static_cast<const float*>(from), end - begin, static_cast<uint16_t*>(to));
-    }
   });
 }
 

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "common/kernels/adamw.h"
+#include "common/kernels/convert.h"
 #include "common/types.h"
 #include "worker/ops/norm_accumulator.h"
 
@@ -63,7 +64,6 @@ void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch,
 void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,
                       void* d_pos, int threads);
 
-void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads);
 void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc, int threads);
 
 void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc, int threads);

@@ -1,6 +1,5 @@
 #include "worker/train/step_stats.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -104,10 +103,6 @@ absl::Status StepExchange::ExchangeFlags(uint64_t step, const RankFlags& own) {
   flags_[static_cast<size_t>(comm_->rank())] = own;
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "hold", .step = step};
   return comm_->AllGather(flags_.data(), sizeof(RankFlags), DType::kU8, info).Wait();
-}
-
-double ClipFactor(double grad_norm, double max_norm) {
-  return max_norm > 0 ? std::min(1.0, max_norm / (grad_norm + 1e-6)) : 1.0;
 }
 
 }  // namespace zeroshard

@@ -79,7 +79,4 @@ class StepExchange {
   std::vector<RankFlags> flags_;
 };
 
-// The clip factor of global-norm clipping (Pascanu et al. 2013, with PyTorch's 1e-6): 1 without.
-double ClipFactor(double grad_norm, double max_norm);
-
 }  // namespace zeroshard

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "common/hf/config.h"
 #include "common/plan/planner.h"
+#include "common/spec/decision.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
@@ -300,25 +301,12 @@ class TrainerImpl : public Trainer {
       saves_->WaitForCopy(step, observer);
     }
     progress(StepPhase::kOptimizer, "");
-    // Nothing was said of how to change the weights: no decay either.
-    if (totals->tokens > 0) ZS_RETURN_IF_ERROR(engine_->Update(MakeUpdate(step, *totals)));
+    const v1::StepDecision decision =
+        MakeDecision(options_.spec, step, totals->grad_norm, static_cast<uint64_t>(totals->tokens));
+    if (!decision.skip())
+      ZS_RETURN_IF_ERROR(engine_->Update(MakeAdamWArgs(options_.spec, decision)));
     progress(StepPhase::kBarrier, "");
     return totals;
-  }
-
-  AdamWArgs MakeUpdate(uint64_t step, const StepTotals& totals) const {
-    const v1::OptimizerParams& p = options_.spec.optimizer().params();
-    AdamWArgs args;
-    args.learning_rate = static_cast<float>(LearningRate(options_.spec, step));
-    args.beta1 = static_cast<float>(p.betas(0));
-    args.beta2 = static_cast<float>(p.betas(1));
-    args.eps = static_cast<float>(p.eps());
-    args.weight_decay = static_cast<float>(p.weight_decay());
-    args.grad_scale =
-        static_cast<float>(ClipFactor(totals.grad_norm, options_.spec.gradient_clipping()) /
-                           static_cast<double>(totals.tokens));
-    args.t = static_cast<int64_t>(step);
-    return args;
   }
 
   absl::StatusOr<double> Evaluate(uint64_t step, TrainObserver* observer,

@@ -1,0 +1,56 @@
+#include "common/kernels/convert.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/kernels/parallel.h"
+#include "common/kernels/pointers.h"
+#include "common/kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "common/kernels/convert.cc"
+#include "hwy/foreach_target.h"  // first of the Highway headers
+// After it:
+#include "common/kernels/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zeroshard::cpu::HWY_NAMESPACE {
+
+template <class From, class To>
+HWY_INLINE void CopyTyped(const From* in, int64_t size, To* out) {
+  ForEach(size,
+          [=](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
+}
+
+void WidenRange(const uint16_t* in, int64_t size, float* out) { CopyTyped(in, size, out); }
+void NarrowRange(const float* in, int64_t size, uint16_t* out) { CopyTyped(in, size, out); }
+
+}  // namespace zeroshard::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zeroshard::cpu {
+
+HWY_EXPORT(WidenRange);
+HWY_EXPORT(NarrowRange);
+
+void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads) {
+  AssertFloat(in_type);
+  AssertFloat(out_type);
+  ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
+    const void* from = At(in, begin, in_type);
+    void* to = At(out, begin, out_type);
+    if (in_type == out_type) {
+      std::memmove(to, from, static_cast<size_t>(end - begin) * SizeOf(in_type));
+    } else if (in_type == DType::kBF16) {
+      HWY_DYNAMIC_DISPATCH(WidenRange)
+      (static_cast<const uint16_t*>(from), end - begin, static_cast<float*>(to));
+    } else {
+      HWY_DYNAMIC_DISPATCH(NarrowRange)
+      (static_cast<const float*>(from), end - begin, static_cast<uint16_t*>(to));
+    }
+  });
+}
+
+}  // namespace zeroshard::cpu
+#endif  // HWY_ONCE
