@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/plan/offload.h"
+
 namespace zeroshard {
 
 ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
@@ -27,6 +29,11 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
     o.max_live = bounded(zero.stage3_max_live_parameters());
   if (zero.has_stage3_max_reuse_distance())
     o.max_reuse_distance = bounded(zero.stage3_max_reuse_distance());
+  o.offload_optimizer = IsOffloaded(spec);
+  o.offload_param = OffloadsParameters(spec);
+  const v1::OffloadSpec& offload = zero.offload_optimizer();
+  if (offload.has_buffer_count()) o.push_buffers = bounded(offload.buffer_count());
+  if (offload.has_buffer_size()) o.push_buffer_size = bounded(offload.buffer_size());
   return o;
 }
 
@@ -44,10 +51,24 @@ std::vector<UnitUse> ExecutionOrder(int units, bool tied, bool backward) {
   return uses;
 }
 
+// The most elements that are gathered for one forward or backward.
+int64_t WidestUse(const ZeroPolicy& policy) {
+  const auto length = [&policy](size_t u) {
+    return policy.resident[u] ? 0 : policy.layouts[u].length;
+  };
+  int64_t widest = 0;
+  for (size_t u = 0; u < policy.layouts.size(); ++u) widest = std::max(widest, length(u));
+  // The head uses a tied table beside its own unit.
+  return policy.tied ? std::max(widest, length(0) + length(policy.layouts.size() - 1)) : widest;
+}
+
 // Fills gather and release: a unit is kept from one use to the next if what is used in between is
-// at most max_reuse_distance and all that is kept at once at most max_live.
+// at most max_reuse_distance and all that is kept at once at most max_live. Where parameters are
+// offloaded max_live bounds all that is gathered, so room is left for what is used in between.
 void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
   const int n = static_cast<int>(uses->size());
+  const int64_t room =
+      policy.options.max_live - (policy.options.offload_param ? WidestUse(policy) : 0);
   std::vector<bool> live(policy.layouts.size(), false);
   int64_t kept = 0;
   for (int i = 0; i < n; ++i) {
@@ -66,8 +87,7 @@ void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
       distance += policy.layouts[static_cast<size_t>((*uses)[next].unit)].length;
       ++next;
     }
-    live[u] = next < n && distance <= policy.options.max_reuse_distance &&
-              kept + length <= policy.options.max_live;
+    live[u] = next < n && distance <= policy.options.max_reuse_distance && kept + length <= room;
     if (live[u]) {
       kept += length;
     } else {
@@ -92,7 +112,7 @@ ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
   p.accumulate_type = one_round ? options.dtype : DType::kF32;
   for (const UnitTable& unit : model.units) {
     p.layouts.push_back(ShardLayout::Make(unit.length, options.world));
-    p.resident.push_back(options.stage < 3 || options.world == 1 ||
+    p.resident.push_back(options.stage < 3 || (options.world == 1 && !options.offload_param) ||
                          unit.length <= options.persistence_threshold);
     p.trained.push_back(unit.AnyTrainable());
   }

@@ -29,6 +29,10 @@ struct ZeroOptions {
   int64_t persistence_threshold = 100000;
   int64_t max_live = 1000000000;
   int64_t max_reuse_distance = 1000000000;
+  bool offload_optimizer = false;  // the optimizer state is in the shard stores
+  bool offload_param = false;      // and the parameters too, but for those of resident units
+  // What gradients leave in where they are rounded on their way to the stores.
+  int64_t push_buffers = 4, push_buffer_size = 100000000;
 };
 
 // From a normalised specification (common/spec).
