@@ -8,6 +8,7 @@ namespace zeroshard {
 ChunkTable ChunkTable::Make(const ModelTable& model, int64_t chunk_elements) {
   ChunkTable table;
   table.chunk_elements = chunk_elements;
+  table.chunks.reserve(static_cast<size_t>(ChunkCount(model, chunk_elements)));
   for (size_t u = 0; u < model.units.size(); ++u) {
     const UnitTable& unit = model.units[u];
     const bool trained = unit.AnyTrainable();
@@ -21,6 +22,12 @@ ChunkTable ChunkTable::Make(const ModelTable& model, int64_t chunk_elements) {
   }
   table.first.push_back(static_cast<int>(table.chunks.size()));
   return table;
+}
+
+int64_t ChunkCount(const ModelTable& model, int64_t chunk_elements) {
+  int64_t count = 0;
+  for (const UnitTable& unit : model.units) count += CeilDiv(unit.length, chunk_elements);
+  return count;
 }
 
 int ChunkTable::Find(int unit, int64_t element) const {

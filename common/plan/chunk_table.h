@@ -12,6 +12,8 @@
 namespace zeroshard {
 
 constexpr int64_t kChunkElements = int64_t{1} << 20;
+// Offloaded jobs of more (4.4e12 elements) are refused by common/spec.
+constexpr int64_t kMaxChunks = int64_t{1} << 22;
 
 struct Chunk {
   int unit = 0;
@@ -30,6 +32,9 @@ struct ChunkTable {
   // The chunk that an element lies in; it must be within the unit.
   int Find(int unit, int64_t element) const;
 };
+
+// How many chunks the table will have, before anything of that size is allocated.
+int64_t ChunkCount(const ModelTable& model, int64_t chunk_elements = kChunkElements);
 
 // What a store holds of a chunk, by kind, in bytes.
 struct ChunkBytes {

@@ -4,12 +4,36 @@
 #include <limits>
 
 #include "common/plan/activation_table.h"
+#include "common/plan/chunk_table.h"
+#include "common/plan/offload.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr int kAllGather = 0, kReduceScatter = 1;
 constexpr int kForward = 0, kBackward = 1, kStep = 2;
+
+uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
+}
+
+// A rank's shard of a unit in the wire type, which is that of the parameters too.
+uint64_t ShardBytes(const ZeroPolicy& policy, size_t unit, int rank) {
+  const ShardLayout& layout = policy.layouts[unit];
+  return static_cast<uint64_t>(layout.End(rank) - layout.Begin(rank)) *
+         SizeOf(policy.options.dtype);
+}
+
+// What a rank pulls for the gathers of one micro-batch.
+uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& uses, int rank) {
+  uint64_t bytes = 0;
+  for (const UnitUse& use : uses) {
+    if (use.gather && !policy.KeepsParameters(use.unit))
+      bytes += ShardBytes(policy, static_cast<size_t>(use.unit), rank);
+  }
+  return bytes;
+}
 
 class RankPlanner {
  public:
@@ -27,6 +51,7 @@ class RankPlanner {
     plan_.activations = static_cast<uint64_t>(ActivationBytes(
         model_.config, options_.micro_batch, options_.dtype, options_.checkpointing));
     if (options_.world > 1) Traffic();
+    if (options_.offload_optimizer) StoreTraffic();
     return plan_;
   }
 
@@ -40,12 +65,15 @@ class RankPlanner {
     const uint64_t owned = static_cast<uint64_t>(layout.End(rank_) - layout.Begin(rank_));
     const uint64_t padded = static_cast<uint64_t>(layout.Padded());
     plan_.owned_parameters += owned;
-    plan_.parameters += (policy_.resident[u] ? padded : owned) * wire_;
-    if (!policy_.trained[u]) return;
     const int unit = static_cast<int>(u);
-    const uint64_t state =
-        static_cast<uint64_t>(policy_.StateEnd(unit, rank_) - policy_.StateBegin(unit, rank_));
-    plan_.optimizer += state * (options_.dtype == DType::kF32 ? 8 : 12);
+    if (policy_.KeepsParameters(unit))
+      plan_.parameters += (policy_.resident[u] ? padded : owned) * wire_;
+    if (!policy_.trained[u]) return;
+    if (!options_.offload_optimizer) {
+      const uint64_t state =
+          static_cast<uint64_t>(policy_.StateEnd(unit, rank_) - policy_.StateBegin(unit, rank_));
+      plan_.optimizer += state * (options_.dtype == DType::kF32 ? 8 : 12);
+    }
     switch (policy_.gradient_mode) {
       case GradientMode::kShard:
         plan_.gradients += owned * accumulate_;
@@ -92,11 +120,6 @@ class RankPlanner {
     if (__builtin_add_overflow(sum, bytes, &sum)) sum = std::numeric_limits<uint64_t>::max();
   }
 
-  static uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
-    uint64_t product = 0;
-    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
-  }
-
   void RoundTraffic(bool contributes) {
     for (const UnitUse& use : policy_.uses) {
       if (!use.gather) continue;
@@ -128,6 +151,20 @@ class RankPlanner {
     // Stage 0 gathers gradients, the others the parameters that they keep whole.
     if (options_.stage == 0 || policy_.resident[u])
       Add(kAllGather, kStep, static_cast<uint64_t>(policy_.layouts[u].shard) * peers_ * wire_);
+  }
+
+  // Only ranks that own something of a unit have to do with the stores for it.
+  void StoreTraffic() {
+    for (size_t u = 0; u < model_.units.size(); ++u) {
+      if (!policy_.trained[u]) continue;
+      const uint64_t bytes = ShardBytes(policy_, u, rank_);
+      plan_.push += bytes * static_cast<uint64_t>(options_.replicas);
+      if (policy_.KeepsParameters(static_cast<int>(u))) plan_.pull += bytes;
+    }
+    const uint64_t gathered = SaturatingProduct(GatherPullBytes(policy_, policy_.uses, rank_),
+                                                static_cast<uint64_t>(policy_.rounds));
+    if (__builtin_add_overflow(plan_.pull, gathered, &plan_.pull))
+      plan_.pull = std::numeric_limits<uint64_t>::max();
   }
 
   const ModelTable& model_;
@@ -170,6 +207,12 @@ TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
   return table;
 }
 
+uint64_t PlanEvaluationPull(const ZeroPolicy& policy, int rank, int64_t micro_batches) {
+  const int64_t rounds = CeilDiv(micro_batches, policy.options.world);
+  return SaturatingProduct(GatherPullBytes(policy, policy.eval_uses, rank),
+                           static_cast<uint64_t>(rounds));
+}
+
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return model.status();
@@ -186,11 +229,34 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
     out.set_optimizer_bytes(plan.optimizer);
     out.set_activation_bytes(plan.activations);
     out.set_traffic_bytes_per_step(plan.StepBytes());
+    out.set_push_bytes_per_step(plan.push);
+    out.set_pull_bytes_per_step(plan.pull);
   }
   return plans;
 }
 
+absl::StatusOr<v1::StorePlan> PlanStore(const v1::JobSpec& spec) {
+  v1::StorePlan plan;
+  if (!IsOffloaded(spec)) return plan;
+  absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
+  if (!model.ok()) return model.status();
+  const DType type = ComputeType(spec);
+  uint64_t state = 0, staging = 0;
+  for (const UnitTable& unit : model->units) {
+    const Chunk whole{.end = unit.length, .trained = unit.AnyTrainable()};
+    const ChunkBytes bytes = BytesOf(whole, type, UsesSgd(spec));
+    state += bytes.State();
+    staging += bytes.staging;
+  }
+  plan.set_chunks(static_cast<uint64_t>(ChunkCount(*model)));
+  plan.set_state_bytes(state);
+  plan.set_staging_bytes(staging);
+  plan.set_replicas(std::max<uint32_t>(1, spec.store().replicas()));
+  return plan;
+}
+
 uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank) {
+  if (policy.options.offload_optimizer) return 0;
   uint64_t bytes = 0;
   for (size_t u = 0; u < model.units.size(); ++u) {
     const ShardLayout& layout = policy.layouts[u];

@@ -21,6 +21,9 @@ struct RankPlan {
   uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   uint64_t owned_parameters = 0;  // elements of the flat vectors that this rank owns
   TrafficTable step{};            // bytes this rank sends in one step, by operation and phase
+  // Bytes to the stores, every replica counted, and from them, in one step. At the start of a
+  // generation a rank also pulls what it keeps, once.
+  uint64_t push = 0, pull = 0;
   uint64_t StepBytes() const;
 };
 
@@ -29,9 +32,13 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
 // Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable.
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
 
+// What one copy of the job's state is in the stores: together they hold `replicas` times the bytes.
+// Nothing for a job without offload. INVALID_ARGUMENT from MakeModelTable.
+absl::StatusOr<v1::StorePlan> PlanStore(const v1::JobSpec& spec);
+
 // What a rank of a job with a checkpoint section sets aside beside its plan: one fp32 copy of the
 // state that it owns (12 bytes an element of a unit that is trained, 4 of a frozen one), from which
-// a checkpoint is written while training goes on.
+// a checkpoint is written while training goes on. 0 where the stores write it.
 uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank);
 
 // The whole-model formula of the ZeRO paper (Rajbhandari et al. 2020, figure 1): bytes of 16-bit
@@ -43,6 +50,8 @@ double ModelStateBytes(double parameters, int ranks, int stage);
 // sampled or saved.
 TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
                             int64_t micro_batches);
+// Bytes that a rank pulls from the stores meanwhile.
+uint64_t PlanEvaluationPull(const ZeroPolicy& policy, int rank, int64_t micro_batches);
 
 // What each rank contributes to the exchange that ends a step: a fixed part and one entry a round.
 constexpr int64_t kStatsFixedBytes = 64;

@@ -6,6 +6,10 @@
 
 namespace zeroshard {
 
+DType ComputeType(const v1::JobSpec& spec) {
+  return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
+}
+
 ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
   ZeroOptions o;
   const v1::ZeroSpec& zero = spec.zero_optimization();
@@ -13,7 +17,7 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
   o.world = world;
   o.micro_batch = static_cast<int64_t>(spec.train_micro_batch_size_per_gpu());
   o.micro_batches = static_cast<int64_t>(spec.train_batch_size()) / o.micro_batch;
-  o.dtype = spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
+  o.dtype = ComputeType(spec);
   o.deterministic = spec.deterministic();
   o.checkpointing = spec.activation_checkpointing();
   const auto bounded = [](uint64_t v) {
@@ -31,6 +35,8 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
     o.max_reuse_distance = bounded(zero.stage3_max_reuse_distance());
   o.offload_optimizer = IsOffloaded(spec);
   o.offload_param = OffloadsParameters(spec);
+  if (o.offload_optimizer)
+    o.replicas = static_cast<int>(std::max<uint32_t>(1, spec.store().replicas()));
   const v1::OffloadSpec& offload = zero.offload_optimizer();
   if (offload.has_buffer_count()) o.push_buffers = bounded(offload.buffer_count());
   if (offload.has_buffer_size()) o.push_buffer_size = bounded(offload.buffer_size());
@@ -131,6 +137,10 @@ ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
 int ZeroPolicy::Contributors(int64_t round) const {
   return static_cast<int>(
       std::min<int64_t>(options.world, options.micro_batches - round * options.world));
+}
+
+bool ZeroPolicy::KeepsParameters(int unit) const {
+  return !options.offload_param || resident[static_cast<size_t>(unit)];
 }
 
 int64_t ZeroPolicy::StateBegin(int unit, int rank) const {

@@ -31,9 +31,13 @@ struct ZeroOptions {
   int64_t max_reuse_distance = 1000000000;
   bool offload_optimizer = false;  // the optimizer state is in the shard stores
   bool offload_param = false;      // and the parameters too, but for those of resident units
+  int replicas = 1;                // stores that each gradient goes to
   // What gradients leave in where they are rounded on their way to the stores.
   int64_t push_buffers = 4, push_buffer_size = 100000000;
 };
+
+// The type that a job computes in, and in which gradients and parameters travel.
+DType ComputeType(const v1::JobSpec& spec);
 
 // From a normalised specification (common/spec).
 ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world);
@@ -52,7 +56,7 @@ enum class GradientMode : uint8_t {
 struct UnitUse {
   int unit = 0;
   bool backward = false;  // the phase the traffic is counted under
-  bool gather = false;    // stage 3: an all-gather comes before this use
+  bool gather = false;    // stage 3: an all-gather (offload_param: of what was pulled) precedes it
   bool release = false;   // stage 3: the gathered parameters are given back after it
 };
 
@@ -76,7 +80,9 @@ struct ZeroPolicy {
 
   // Ranks that have a micro-batch in this round: the first ones.
   int Contributors(int64_t round) const;
-  // Where the optimizer state of a unit lies on a rank: all of it at stage 0, else its shard.
+  // Whether a rank keeps parameters of the unit between its uses: whole, or its shard.
+  bool KeepsParameters(int unit) const;
+  // The elements of a unit whose update a rank answers for: all at stage 0, else its shard.
   int64_t StateBegin(int unit, int rank) const;
   int64_t StateEnd(int unit, int rank) const;
 };
