@@ -111,7 +111,7 @@ class JobControl {
     v1::StoreJob job;
     uint64_t version = 0;
     std::map<uint32_t, Chunk> chunks;
-    std::map<uint32_t, bool> copied;  // chunks that are copied
+    std::set<uint32_t> copied;  // from other stores
     size_t table_size = 0;
   };
   // directive.cc
