@@ -20,8 +20,13 @@ constexpr absl::string_view kMetrics =
 constexpr absl::string_view kStep = "history.jsonl has every step and /metrics the rest; remove it";
 constexpr absl::string_view kOffloadHere =
     "the shard stores choose how they keep offloaded state; remove it";
-constexpr absl::string_view kOldOffload = "write offload_optimizer: {device: none} instead";
-constexpr absl::string_view kOldOffloadParam = "write offload_param: {device: none} instead";
+constexpr absl::string_view kPinned =
+    "what travels to and from the stores is in pinned memory wherever there is a GPU; remove it";
+constexpr absl::string_view kNvmePath = "each store has its own --nvme-dir; remove it";
+constexpr absl::string_view kOldOffload = "write offload_optimizer: {device: cpu} instead";
+constexpr absl::string_view kOldOffloadParam = "write offload_param: {device: cpu} instead";
+constexpr absl::string_view kPlainMomentum =
+    "SGD is with plain momentum, neither dampened nor Nesterov's; remove it";
 constexpr absl::string_view kZeroPlusPlus =
     "gradients and weights travel unquantised, over all ranks; remove it";
 constexpr absl::string_view kCheckpointing =
@@ -98,6 +103,8 @@ const Table& Keys() {
       {"optimizer.params.freeze_step", "there is no 1-bit optimizer; remove it"},
       {"optimizer.params.cuda_aware", "there is no 1-bit optimizer; remove it"},
       {"optimizer.params.comm_backend_name", "there is no 1-bit optimizer; remove it"},
+      {"optimizer.params.dampening", kPlainMomentum},
+      {"optimizer.params.nesterov", kPlainMomentum},
       {"scheduler.params.last_batch_iteration", "a job's schedule starts at its step 1; remove it"},
       {"zero_allow_untested_optimizer", kNoEffect},
       {"zero_force_ds_cpu_optimizer", kNoEffect},
@@ -123,7 +130,7 @@ const Table& Keys() {
       {"zero_optimization.cpu_offload", kOldOffload},
       {"zero_optimization.cpu_offload_params", kOldOffloadParam},
       {"zero_optimization.cpu_offload_param", kOldOffloadParam},
-      {"zero_optimization.cpu_offload_use_pin_memory", kOffloadHere},
+      {"zero_optimization.cpu_offload_use_pin_memory", kPinned},
       {"zero_optimization.prefetch_bucket_size", "write stage3_prefetch_bucket_size instead"},
       {"zero_optimization.param_persistence_threshold",
        "write stage3_param_persistence_threshold instead"},
@@ -156,9 +163,8 @@ const Table& Keys() {
        "the prefetch order is the model's own, there is no trace; remove it"},
       {"zero_optimization.enable_sanity_checks", kNoEffect},
       {"zero_optimization.save_muon_momentum_buffer_in_memory", kNotHere},
-      {"zero_optimization.offload_optimizer.pin_memory", kOffloadHere},
-      {"zero_optimization.offload_optimizer.nvme_path", kOffloadHere},
-      {"zero_optimization.offload_optimizer.buffer_count", kOffloadHere},
+      {"zero_optimization.offload_optimizer.pin_memory", kPinned},
+      {"zero_optimization.offload_optimizer.nvme_path", kNvmePath},
       {"zero_optimization.offload_optimizer.pipeline", kOffloadHere},
       {"zero_optimization.offload_optimizer.pipeline_read", kOffloadHere},
       {"zero_optimization.offload_optimizer.pipeline_write", kOffloadHere},
@@ -167,10 +173,8 @@ const Table& Keys() {
       {"zero_optimization.offload_optimizer.super_offload", kOffloadHere},
       {"zero_optimization.offload_optimizer.convert_grad_on_cpu", kOffloadHere},
       {"zero_optimization.offload_optimizer.cpuadam_cores_perc", kOffloadHere},
-      {"zero_optimization.offload_param.pin_memory", kOffloadHere},
-      {"zero_optimization.offload_param.nvme_path", kOffloadHere},
-      {"zero_optimization.offload_param.buffer_count", kOffloadHere},
-      {"zero_optimization.offload_param.buffer_size", kOffloadHere},
+      {"zero_optimization.offload_param.pin_memory", kPinned},
+      {"zero_optimization.offload_param.nvme_path", kNvmePath},
       {"zero_optimization.offload_param.max_in_cpu", kOffloadHere},
       {"aio", kOffloadHere},
       // Activations. The key itself is ours, as a boolean.
@@ -233,7 +237,6 @@ absl::string_view DeepSpeedOptimizerAdvice(absl::string_view type) {
       {"muadam", "use AdamW"},
       {"muadamw", "use AdamW"},
       {"musgd", "use AdamW"},
-      {"sgd", "use AdamW"},
   };
   return Find(*types, absl::AsciiStrToLower(type));
 }

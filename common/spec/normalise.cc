@@ -11,13 +11,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/plan/model_table.h"
+#include "common/plan/offload.h"
 #include "common/spec/batch.h"
 #include "common/spec/checks.h"
 #include "common/spec/data_section.h"
 #include "common/spec/deepspeed_keys.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/nearest_key.h"
+#include "common/spec/offload_section.h"
 #include "common/spec/scalar.h"
+#include "common/status_macros.h"
 
 namespace zeroshard {
 namespace {
@@ -59,19 +62,56 @@ absl::Status NormaliseResources(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLearningRate(const v1::OptimizerParams& params) {
+  return CheckReal("optimizer.params.lr", params.lr(), params.lr() > 0, "a number above 0");
+}
+absl::Status CheckWeightDecay(const v1::OptimizerParams& params) {
+  return CheckReal("optimizer.params.weight_decay", params.weight_decay(),
+                   params.weight_decay() >= 0, "0 or more");
+}
+
+absl::Status NormaliseSgd(v1::JobSpec* spec) {
+  v1::OptimizerParams* params = spec->mutable_optimizer()->mutable_params();
+  if (!IsOffloaded(*spec)) {
+    return Bad(
+        "optimizer.type: SGD is for jobs whose state is in the shard stores; write "
+        "zero_optimization: {offload_optimizer: {device: cpu}}, or type: AdamW");
+  }
+  if (!params->betas().empty() || params->has_eps()) {
+    return Bad("optimizer.params.", params->has_eps() ? "eps" : "betas",
+               ": SGD does not have it; it has lr, momentum, weight_decay");
+  }
+  // PyTorch's defaults; the weight decay is part of the gradient there and here.
+  if (!params->has_lr()) params->set_lr(1e-3);
+  if (!params->has_momentum()) params->set_momentum(0.0);
+  if (!params->has_weight_decay()) params->set_weight_decay(0.0);
+  ZS_RETURN_IF_ERROR(CheckLearningRate(*params));
+  ZS_RETURN_IF_ERROR(CheckReal("optimizer.params.momentum", params->momentum(),
+                               params->momentum() >= 0 && params->momentum() < 1,
+                               "0 <= momentum < 1"));
+  return CheckWeightDecay(*params);
+}
+
 absl::Status NormaliseOptimizer(v1::JobSpec* spec) {
   v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
   const std::string& type = optimizer->type();
+  if (absl::EqualsIgnoreCase(type, "SGD")) {
+    optimizer->set_type("SGD");
+    return NormaliseSgd(spec);
+  }
   if (!type.empty() && !absl::EqualsIgnoreCase(type, "AdamW")) {
     const absl::string_view advice = DeepSpeedOptimizerAdvice(type);
     if (!advice.empty()) {
       return Bad("optimizer.type: ", Shown(type),
                  " is an optimizer of DeepSpeed's that ZeroShard does not support: ", advice);
     }
-    return Bad("optimizer.type: seen ", Shown(type), ", wanted AdamW");
+    return Bad("optimizer.type: seen ", Shown(type), ", wanted AdamW or SGD");
   }
   optimizer->set_type("AdamW");
   v1::OptimizerParams* params = optimizer->mutable_params();
+  if (params->has_momentum()) {
+    return Bad("optimizer.params.momentum: AdamW does not have it; write betas, or type: SGD");
+  }
   // The defaults of the optimizer DeepSpeed builds for AdamW (deepspeed/ops/adam/fused_adam.py).
   if (!params->has_lr()) params->set_lr(1e-3);
   if (params->betas().empty()) {
@@ -93,18 +133,13 @@ absl::Status NormaliseOptimizer(v1::JobSpec* spec) {
       return status;
     }
   }
-  if (absl::Status status =
-          CheckReal("optimizer.params.lr", params->lr(), params->lr() > 0, "a number above 0");
-      !status.ok()) {
-    return status;
-  }
+  ZS_RETURN_IF_ERROR(CheckLearningRate(*params));
   if (absl::Status status =
           CheckReal("optimizer.params.eps", params->eps(), params->eps() > 0, "a number above 0");
       !status.ok()) {
     return status;
   }
-  return CheckReal("optimizer.params.weight_decay", params->weight_decay(),
-                   params->weight_decay() >= 0, "0 or more");
+  return CheckWeightDecay(*params);
 }
 
 const std::map<std::string, std::vector<std::string>>& SchedulerKeys() {
@@ -255,19 +290,6 @@ absl::Status CheckPrecision(const v1::JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status NormaliseOffload(absl::string_view key, v1::OffloadSpec* offload) {
-  const std::string path = absl::StrCat("zero_optimization.", key, ".device");
-  if (offload->device().empty()) offload->set_device("none");
-  if (absl::Status status = CheckChoice(path, offload->device(), {"none", "cpu", "nvme"});
-      !status.ok()) {
-    return status;
-  }
-  if (offload->device() == "none") return absl::OkStatus();
-  return Bad(path, ": seen ", offload->device(), "; this version keeps ",
-             key == "offload_param" ? "the parameters" : "the optimizer state",
-             " on the workers: write none, or remove the key");
-}
-
 absl::Status NormaliseZero(v1::JobSpec* spec) {
   v1::ZeroSpec* zero = spec->mutable_zero_optimization();
   if (absl::Status status = CheckCount("zero_optimization.stage", zero->stage(), 0, 3);
@@ -303,12 +325,7 @@ absl::Status NormaliseZero(v1::JobSpec* spec) {
       return status;
     }
   }
-  if (absl::Status status =
-          NormaliseOffload("offload_optimizer", zero->mutable_offload_optimizer());
-      !status.ok()) {
-    return status;
-  }
-  return NormaliseOffload("offload_param", zero->mutable_offload_param());
+  return absl::OkStatus();
 }
 
 absl::Status NormaliseRest(v1::JobSpec* spec) {
@@ -377,6 +394,7 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
   if (absl::Status status = NormaliseData(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseCheckpoint(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseZero(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseOffload(spec); !status.ok()) return status;
   return NormaliseRest(spec);
 }
 
