@@ -110,6 +110,10 @@ class Core {
   void On(const ReportEnd& event, const Moment& moment, Decision* out);
   void On(const RequestDropped& event, const Moment& moment, Decision* out);
   void On(const Tick& event, const Moment& moment, Decision* out);
+  void On(const CommitStep& event, const Moment& moment, Decision* out);
+  void On(const SnapshotsOpened& event, const Moment& moment, Decision* out);
+  void On(const SnapshotBegun& event, const Moment& moment, Decision* out);
+  void On(const SnapshotCompleted& event, const Moment& moment, Decision* out);
   absl::Status CheckFence(const v1::Fence& fence, Run** run, RankState** rank);
   void Heard(Run& run, RankState& rank, const v1::Progress* progress, const Moment& moment,
              Decision* out);

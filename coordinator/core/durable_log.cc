@@ -42,6 +42,12 @@ struct Applier {
     job->barriers.clear();
     if (record.forget_ranks) job->ranks.clear();
   }
+  void operator()(const StoreMapRecord& record) const {
+    if (LoadedJob* job = Find(record.run_id)) job->stores = record;
+  }
+  void operator()(const StepDecisionRecord& record) const {
+    if (LoadedJob* job = Find(record.run_id)) job->decision = record;
+  }
   void operator()(const JobForgottenRecord& record) const { state->jobs.erase(record.run_id); }
 };
 

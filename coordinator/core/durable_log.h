@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -43,6 +44,11 @@ struct JobRecord {
   v1::CheckpointRecord checkpoint;  // the newest complete one of this run; step 0: none
   bool saving = false;              // it is cancelled once a checkpoint is written
   std::string history_of;           // the run whose history and samples it goes on from, if any
+  // Of an offloaded job. Positions in the sample order of the first sample of first_step and of the
+  // step after `checkpoint`.
+  uint64_t first_sample = 0;
+  uint64_t checkpoint_sample = 0;
+  uint64_t steps_lost = 0;  // committed steps that were given up with the state of a store
 };
 // Key: run_id, rank. The member that holds the rank in the current generation, and how its part
 // ended.
@@ -99,21 +105,31 @@ struct JobForgottenRecord {
 
 // Key: run_id. Of an offloaded job: where its state is and where it comes from.
 struct StoreMapRecord {
+  // State that a store of the map takes over from another: both by their index in it.
+  struct Copy {
+    uint32_t to_store = 0;
+    uint32_t chunk = 0;
+    uint32_t from_store = 0;
+  };
   std::string run_id;
   uint64_t map_version = 0;
-  v1::StoreJob job;  // map, base, checkpoint; without specification, store and copies
+  v1::StoreJob job;  // map, base, checkpoint, copy; without specification, store and copies
+  std::vector<Copy> copies;
+  uint64_t next_sample = 0;  // of the step after `base`
 };
-// Key: run_id. The latest step that was decided, in the epoch of the map.
+// Key: run_id. The latest step that was decided; of an epoch before the map's it says nothing.
 struct StepDecisionRecord {
   std::string run_id;
   v1::StepDecision decision;
   v1::StepRecord record;
-  uint64_t samples = 0;  // of the training set, as the ranks see it
+  v1::StepRecord previous;  // of the step before, which the history may still lack; or empty
+  uint64_t samples = 0;     // of the training set, as the ranks see it
 };
 
-using LogRecord = std::variant<CounterRecord, ClusterRecord, JobRecord, RankRecord, EventRecord,
-                               EventForgottenRecord, FenceRecord, KeyRecord, BarrierRecord,
-                               GenerationClosedRecord, JobForgottenRecord>;
+using LogRecord =
+    std::variant<CounterRecord, ClusterRecord, JobRecord, RankRecord, EventRecord,
+                 EventForgottenRecord, FenceRecord, KeyRecord, BarrierRecord,
+                 GenerationClosedRecord, JobForgottenRecord, StoreMapRecord, StepDecisionRecord>;
 
 inline constexpr uint64_t kMaxEvents = 200;  // of one run
 
@@ -126,6 +142,8 @@ struct LoadedJob {
   std::map<uint64_t, v1::JobEvent> events;  // by index
   std::map<std::string, std::string> keys;  // of the current generation
   std::vector<std::string> barriers;        // complete, of the current generation
+  std::optional<StoreMapRecord> stores;     // of an offloaded job that was placed
+  std::optional<StepDecisionRecord> decision;
   // From the history and samples files, filled in by whoever holds them: this run's own steps
   // (empty records have step 0), and by prompt the last step of which there is a sample.
   v1::StepRecord first;

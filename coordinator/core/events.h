@@ -66,6 +66,8 @@ struct Checkpoint {
   // The run that wrote it, and the folder of checkpoints in that run's specification.
   std::string run_id;
   std::string dir;
+  // Position in the run's sample order of the next step's first sample, as its manifest says.
+  uint64_t next_sample = 0;
   std::vector<std::string> skipped;  // newer ones that are not complete, each with its reason
   // In what its specification differs from the job's, as "seed: 1 -> 2".
   std::vector<std::string> changes;
@@ -109,7 +111,8 @@ struct RequestDropped {
 struct Tick {};
 
 using Event = std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps,
-                           ReportEnd, ReportExit, Submit, Cancel, RequestDropped, Tick>;
+                           ReportEnd, ReportExit, Submit, Cancel, CommitStep, SnapshotsOpened,
+                           SnapshotBegun, SnapshotCompleted, RequestDropped, Tick>;
 
 // --- actions ------------------------------------------------------------------------------------
 
@@ -120,7 +123,8 @@ struct SendToSession {
 struct CloseSession {
   SessionId session = 0;
 };
-// Answers a call. `text` is a key's value or a run id, `number` the committed step.
+// Answers a call. `text` is a key's value, a run id or (of CommitStep) a serialised
+// v1::StepDecision; `number` is the committed step.
 struct Reply {
   RequestId request = 0;
   absl::Status status;
@@ -209,7 +213,8 @@ struct Measure {
 };
 
 using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
-                            AppendSamples, AppendLog, RunChanged, Measure>;
+                            AppendSamples, AppendLog, TruncateHistory, OpenSnapshots, BeginSnapshot,
+                            CompleteSnapshot, AbandonSnapshot, CloseSnapshots, RunChanged, Measure>;
 
 // Records are made durable first, all or none; then the actions are carried out in order.
 struct Decision {

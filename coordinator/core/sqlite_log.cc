@@ -10,7 +10,7 @@
 namespace zeroshard::coordinator {
 namespace {
 
-constexpr char kSchemaVersion[] = "2";
+constexpr char kSchemaVersion[] = "3";
 constexpr char kSchema[] = R"sql(
 CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -19,7 +19,8 @@ CREATE TABLE IF NOT EXISTS jobs(
   reason TEXT NOT NULL, generation INTEGER NOT NULL, committed_step INTEGER NOT NULL,
   weights_digest TEXT NOT NULL, submitted_unix_ms INTEGER NOT NULL,
   ended_unix_ms INTEGER NOT NULL, plan BLOB NOT NULL, saving INTEGER NOT NULL DEFAULT 0,
-  history_of TEXT NOT NULL DEFAULT '');
+  history_of TEXT NOT NULL DEFAULT '', first_sample INTEGER NOT NULL DEFAULT 0,
+  checkpoint_sample INTEGER NOT NULL DEFAULT 0, steps_lost INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ranks(
   run_id TEXT NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL,
   host TEXT NOT NULL, pid INTEGER NOT NULL, ended INTEGER NOT NULL, end BLOB NOT NULL,
@@ -36,6 +37,12 @@ CREATE TABLE IF NOT EXISTS keys(
 CREATE TABLE IF NOT EXISTS barriers(
   run_id TEXT NOT NULL, generation INTEGER NOT NULL, name TEXT NOT NULL,
   PRIMARY KEY(run_id, generation, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS store_maps(
+  run_id TEXT PRIMARY KEY, map_version INTEGER NOT NULL, job BLOB NOT NULL, copies BLOB NOT NULL,
+  next_sample INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS step_decisions(
+  run_id TEXT PRIMARY KEY, decision BLOB NOT NULL, record BLOB NOT NULL, previous BLOB NOT NULL,
+  samples INTEGER NOT NULL);
 )sql";
 
 constexpr char kRaiseFrom1[] = R"sql(
@@ -43,6 +50,15 @@ BEGIN EXCLUSIVE;
 ALTER TABLE jobs ADD COLUMN saving INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN history_of TEXT NOT NULL DEFAULT '';
 UPDATE meta SET value='2' WHERE key='schema_version';
+COMMIT;
+)sql";
+
+constexpr char kRaiseFrom2[] = R"sql(
+BEGIN EXCLUSIVE;
+ALTER TABLE jobs ADD COLUMN first_sample INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN checkpoint_sample INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN steps_lost INTEGER NOT NULL DEFAULT 0;
+UPDATE meta SET value='3' WHERE key='schema_version';
 COMMIT;
 )sql";
 
@@ -114,7 +130,7 @@ struct Writer {
     plan.set_first_step(r.first_step);
     if (!r.resume.checkpoint().empty()) *plan.mutable_resume() = r.resume;
     if (r.checkpoint.step() != 0) *plan.mutable_checkpoint() = r.checkpoint;
-    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)")
+    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")
         .Text(r.run_id)
         .Number(r.order)
         .Blob(r.spec.SerializeAsString())
@@ -128,6 +144,9 @@ struct Writer {
         .Blob(plan.SerializeAsString())
         .Number(r.saving)
         .Text(r.history_of)
+        .Number(r.first_sample)
+        .Number(r.checkpoint_sample)
+        .Number(r.steps_lost)
         .Run();
   }
   int operator()(const RankRecord& r) const {
@@ -194,7 +213,33 @@ struct Writer {
     return Delete(r.run_id,
                   {"DELETE FROM keys WHERE run_id=?", "DELETE FROM barriers WHERE run_id=?",
                    "DELETE FROM ranks WHERE run_id=?", "DELETE FROM events WHERE run_id=?",
-                   "DELETE FROM jobs WHERE run_id=?"});
+                   "DELETE FROM store_maps WHERE run_id=?",
+                   "DELETE FROM step_decisions WHERE run_id=?", "DELETE FROM jobs WHERE run_id=?"});
+  }
+
+  int operator()(const StoreMapRecord& r) const {
+    v1::StoreMap copies;
+    for (const StoreMapRecord::Copy& copy : r.copies) {
+      for (uint32_t number : {copy.to_store, copy.chunk, copy.from_store}) {
+        copies.add_placement(number);
+      }
+    }
+    return Statement(db, "INSERT OR REPLACE INTO store_maps VALUES(?,?,?,?,?)")
+        .Text(r.run_id)
+        .Number(r.map_version)
+        .Blob(r.job.SerializeAsString())
+        .Blob(copies.SerializeAsString())
+        .Number(r.next_sample)
+        .Run();
+  }
+  int operator()(const StepDecisionRecord& r) const {
+    return Statement(db, "INSERT OR REPLACE INTO step_decisions VALUES(?,?,?,?,?)")
+        .Text(r.run_id)
+        .Blob(r.decision.SerializeAsString())
+        .Blob(r.record.SerializeAsString())
+        .Blob(r.previous.SerializeAsString())
+        .Number(r.samples)
+        .Run();
   }
 
   int Delete(const std::string& run_id, std::initializer_list<const char*> statements) const {
@@ -239,7 +284,10 @@ absl::Status SqliteLog::Prepare() {
     if (code != SQLITE_ROW) return Error(code, "read");
     version = statement.BytesAt(0);
   }
-  if (version == "1") return Execute(kRaiseFrom1);
+  if (version == "1") {
+    if (absl::Status raised = Execute(kRaiseFrom1); !raised.ok()) return raised;
+  }
+  if (version == "1" || version == "2") return Execute(kRaiseFrom2);
   if (version != kSchemaVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the coordinator's log ", path_, " has schema version ", version,
@@ -311,7 +359,8 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
   });
   each(
       "SELECT run_id, ord, spec, state, reason, generation, committed_step, weights_digest, "
-      "submitted_unix_ms, ended_unix_ms, plan, saving, history_of FROM jobs",
+      "submitted_unix_ms, ended_unix_ms, plan, saving, history_of, first_sample, "
+      "checkpoint_sample, steps_lost FROM jobs",
       [&](const Statement& s) -> LogRecord {
         JobRecord job;
         job.run_id = s.BytesAt(0);
@@ -334,8 +383,36 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
         job.checkpoint = plan.checkpoint();
         job.saving = s.NumberAt(11) != 0;
         job.history_of = s.BytesAt(12);
+        job.first_sample = s.NumberAt(13);
+        job.checkpoint_sample = s.NumberAt(14);
+        job.steps_lost = s.NumberAt(15);
         return job;
       });
+  each("SELECT run_id, map_version, job, copies, next_sample FROM store_maps",
+       [&](const Statement& s) -> LogRecord {
+         StoreMapRecord map;
+         map.run_id = s.BytesAt(0);
+         map.map_version = s.NumberAt(1);
+         damaged |= !map.job.ParseFromString(s.BytesAt(2));
+         v1::StoreMap copies;
+         damaged |= !copies.ParseFromString(s.BytesAt(3)) || copies.placement_size() % 3 != 0;
+         for (int i = 0; i + 2 < copies.placement_size(); i += 3) {
+           map.copies.push_back(StoreMapRecord::Copy{copies.placement(i), copies.placement(i + 1),
+                                                     copies.placement(i + 2)});
+         }
+         map.next_sample = s.NumberAt(4);
+         return map;
+       });
+  each("SELECT run_id, decision, record, previous, samples FROM step_decisions",
+       [&](const Statement& s) -> LogRecord {
+         StepDecisionRecord step;
+         step.run_id = s.BytesAt(0);
+         damaged |= !step.decision.ParseFromString(s.BytesAt(1));
+         damaged |= !step.record.ParseFromString(s.BytesAt(2));
+         damaged |= !step.previous.ParseFromString(s.BytesAt(3));
+         step.samples = s.NumberAt(4);
+         return step;
+       });
   each("SELECT run_id, rank, member, incarnation, host, pid, ended, end FROM ranks",
        [&](const Statement& s) -> LogRecord {
          RankRecord rank;
