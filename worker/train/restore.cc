@@ -25,11 +25,25 @@ bool SameTrainable(const ModelTable& a, const ModelTable& b) {
   return true;
 }
 
+absl::Status CompareSamples(const TrainerOptions& options, const CheckpointReader& reader) {
+  const uint64_t samples = static_cast<uint64_t>(options.data->sample_count());
+  if (samples == reader.manifest().samples) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "data.train has %d samples of model.sequence_length tokens, and had %d when %s was written: "
+      "its position among them says nothing of these, so that data would be repeated or left out. "
+      "Give it the same data, or begin anew with its weights alone (--weights-only)",
+      samples, reader.manifest().samples, reader.path()));
+}
+
 }  // namespace
 
 absl::StatusOr<InitialState> InitialState::Open(const TrainerOptions& options,
                                                 const ModelTable& model) {
   InitialState state;
+  if (options.store != nullptr) {
+    ZS_RETURN_IF_ERROR(state.ContinueOffloaded(options));
+    return state;
+  }
   if (options.resume_from.empty() && options.first_step != 1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("asked to begin at step %d without a checkpoint to go on from; wanted 1",
@@ -49,6 +63,29 @@ absl::StatusOr<InitialState> InitialState::Open(const TrainerOptions& options,
   if (options.comm->rank() == 0)
     for (const std::string& warning : warnings) LogWarning(warning);
   return state;
+}
+
+// Position and state are the assignment's. Rank 0 still looks whether the data are those of the
+// checkpoint that the run once began with: where it has been deleted since, the run had begun.
+absl::Status InitialState::ContinueOffloaded(const TrainerOptions& options) {
+  if (options.next_sample > kMostSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("asked to go on at sample %d of the run's order; wanted at most %d",
+                        options.next_sample, kMostSamples));
+  }
+  position_ = static_cast<int64_t>(options.next_sample);
+  if (options.resume_from.empty() || options.weights_only) return absl::OkStatus();
+  absl::Status same;
+  if (options.comm->rank() == 0) {
+    const auto reader = CheckpointReader::Open(options.resume_from);
+    if (reader.ok()) {
+      same = CompareSamples(options, **reader);
+    } else {
+      LogWarning("whether the data are those of ", options.resume_from,
+                 " is not known: ", reader.status().message());
+    }
+  }
+  return Agree(options.comm, same, "comparing the data");
 }
 
 absl::Status InitialState::OpenCheckpoint(const TrainerOptions& options, const ModelTable& model) {
@@ -76,16 +113,7 @@ absl::Status InitialState::ContinueData(const TrainerOptions& options) {
                                                reader_->path(), manifest.next_sample,
                                                kMostSamples));
   }
-  const uint64_t samples = static_cast<uint64_t>(options.data->sample_count());
-  if (samples != manifest.samples) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "data.train has %d samples of model.sequence_length tokens, and had %d when %s was "
-        "written: "
-        "its position among them says nothing of these, so that data would be repeated or left "
-        "out. "
-        "Give it the same data, or begin anew with its weights alone (--weights-only)",
-        samples, manifest.samples, reader_->path()));
-  }
+  ZS_RETURN_IF_ERROR(CompareSamples(options, *reader_));
   position_ = static_cast<int64_t>(manifest.next_sample);
   return absl::OkStatus();
 }

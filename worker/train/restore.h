@@ -1,4 +1,5 @@
-// Where a run's weights and state come from: fresh values, a model folder, a checkpoint.
+// Where a run's weights and state come from: fresh values, a model folder, a checkpoint; or the
+// shard stores, which have read all that themselves.
 #pragma once
 
 #include <atomic>
@@ -46,6 +47,7 @@ class InitialState {
  private:
   absl::Status OpenCheckpoint(const TrainerOptions& options, const ModelTable& model);
   absl::Status ContinueData(const TrainerOptions& options);
+  absl::Status ContinueOffloaded(const TrainerOptions& options);
   absl::Status LoadAll(const MakeEngine& make, LoadSignals* signals,
                        std::unique_ptr<ZeroEngine>* engine) const;
   absl::Status CompareDigests(const ModelTable& model, ZeroEngine* engine) const;

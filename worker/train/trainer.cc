@@ -35,19 +35,22 @@ uint64_t NanosecondsSince(SteadyTime start) {
           .count());
 }
 
-// Charges elapsed time to the current phase; waiting for communication apart.
+// Charges elapsed time to the current phase; waiting for other ranks and for stores apart.
 class PhaseClock {
  public:
   PhaseClock(TrainCounters* counters, const ZeroEngine* engine)
       : counters_(*counters), engine_(*engine) {}
 
   void Enter(StepPhase phase) {
+    const WaitTimes now = engine_.waited();
     const uint64_t elapsed = NanosecondsSince(since_);
-    const uint64_t waited = engine_.WaitedNanoseconds() - waited_;
-    Charge(phase_, elapsed > waited ? elapsed - waited : 0);
-    Charge(StepPhase::kCommunication, waited);
+    const uint64_t communication = now.communication - waited_.communication;
+    const uint64_t stores = now.stores - waited_.stores;
+    Charge(phase_, elapsed - std::min(elapsed, communication + stores));
+    Charge(StepPhase::kCommunication, communication);
+    Charge(StepPhase::kOffload, stores);
     since_ = std::chrono::steady_clock::now();
-    waited_ = engine_.WaitedNanoseconds();
+    waited_ = now;
     phase_ = phase;
   }
 
@@ -59,7 +62,7 @@ class PhaseClock {
   TrainCounters& counters_;
   const ZeroEngine& engine_;
   SteadyTime since_ = std::chrono::steady_clock::now();
-  uint64_t waited_ = 0;
+  WaitTimes waited_;
   StepPhase phase_ = StepPhase::kData;
 };
 
@@ -85,6 +88,7 @@ class TrainerImpl : public Trainer {
           "the job has %d steps, and the checkpoint to go on from is of step %d; raise steps",
           spec.steps(), options_.first_step - 1));
     }
+    ZS_RETURN_IF_ERROR(CheckStore());
     ZS_RETURN_IF_ERROR(CheckSaves());
     ZS_ASSIGN_OR_RETURN(ModelTable table, MakeModelTable(spec.model()));
     model_ = MakeModel(std::move(table), spec.activation_checkpointing());
@@ -131,14 +135,9 @@ class TrainerImpl : public Trainer {
       step_ = step;
       const SteadyTime start = std::chrono::steady_clock::now();
       ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, &clock));
+      ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, &clock));
       SaveRequest request = Requested();
-      v1::StepRecord record;
-      record.set_step(step);
-      record.set_loss(totals.loss);
-      record.set_grad_norm(totals.grad_norm);
-      record.set_learning_rate(LearningRate(options_.spec, step));
-      record.set_tokens(static_cast<uint64_t>(totals.tokens));
-      record.set_seconds(static_cast<double>(NanosecondsSince(start)) * 1e-9);
+      v1::StepRecord record = MakeRecord(step, totals, start);
       if (evaluator_ != nullptr && IsDue(options_.spec.eval().interval_steps(), step)) {
         ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(step, observer, stop, &clock));
         record.set_eval_loss(loss);
@@ -157,6 +156,22 @@ class TrainerImpl : public Trainer {
     // Also of a run that had nothing left to train.
     if (saves_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
     return engine_->Drain();
+  }
+
+  absl::Status CheckStore() const {
+    if (IsOffloaded(options_.spec) != (options_.store != nullptr)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "zero_optimization.offload_optimizer.device is \"%s\", and the rank was given %s shard "
+          "stores",
+          options_.spec.zero_optimization().offload_optimizer().device(),
+          options_.store != nullptr ? "" : "no"));
+    }
+    if (options_.store == nullptr || options_.store->base().step() + 1 == options_.first_step)
+      return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "asked to begin at step %d, but the stores begin with the state after step "
+        "%d; wanted %d",
+        options_.first_step, options_.store->base().step(), options_.store->base().step() + 1));
   }
 
   // What every save would fail at.
@@ -180,7 +195,7 @@ class TrainerImpl : public Trainer {
         options_, model_.table,
         [this](const ParameterSource* weights, const std::atomic<bool>* stop) {
           return ZeroEngine::Create(&model_.table, &policy_, options_.spec.seed(), options_.device,
-                                    options_.ops, options_.comm, stop, weights);
+                                    options_.ops, options_.comm, stop, weights, options_.store);
         },
         &engine_);
   }
@@ -205,7 +220,8 @@ class TrainerImpl : public Trainer {
   }
 
   absl::Status MakeSaves(const InitialState& initial) {
-    if (options_.spec.checkpoint().dir().empty()) return absl::OkStatus();
+    if (options_.spec.checkpoint().dir().empty() || options_.store != nullptr)
+      return absl::OkStatus();
     CheckpointerOptions checkpointer;
     checkpointer.spec = options_.spec;
     checkpointer.job = options_.job;
@@ -292,21 +308,59 @@ class TrainerImpl : public Trainer {
       if (unit_names_[u] == nonfinite_unit) verdict.nonfinite_unit = static_cast<uint32_t>(u) + 1;
     }
     verdict.flags = OwnFlags(observer);
-    absl::StatusOr<StepTotals> totals =
-        exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
-    if (!totals.ok()) return totals;
+    return exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
+  }
+
+  v1::StepRecord MakeRecord(uint64_t step, const StepTotals& totals, SteadyTime start) const {
+    v1::StepRecord record;
+    record.set_step(step);
+    record.set_loss(totals.loss);
+    record.set_grad_norm(totals.grad_norm);
+    record.set_learning_rate(LearningRate(options_.spec, step));
+    record.set_tokens(static_cast<uint64_t>(totals.tokens));
+    record.set_seconds(static_cast<double>(NanosecondsSince(start)) * 1e-9);
+    return record;
+  }
+
+  // What the gradients of a step make of the state, here or in the stores.
+  absl::Status Update(uint64_t step, const StepTotals& totals, SteadyTime start,
+                      TrainObserver* observer, PhaseClock* clock) {
+    const auto enter = [&](StepPhase phase, const char* what) {
+      clock->Enter(phase);
+      observer->OnProgress(step, phase, what);
+    };
     if (saves_ != nullptr) {
       clock->Enter(StepPhase::kBarrier);
       ZS_RETURN_IF_ERROR(saves_->Advance(observer));
       saves_->WaitForCopy(step, observer);
     }
-    progress(StepPhase::kOptimizer, "");
-    const v1::StepDecision decision =
-        MakeDecision(options_.spec, step, totals->grad_norm, static_cast<uint64_t>(totals->tokens));
-    if (!decision.skip())
-      ZS_RETURN_IF_ERROR(engine_->Update(MakeAdamWArgs(options_.spec, decision)));
-    progress(StepPhase::kBarrier, "");
-    return totals;
+    if (options_.store != nullptr) {
+      enter(StepPhase::kOffload, "commit");
+      // Every rank was in the exchange, so everything is staged. The others need no word of the
+      // commit: what they pull is there once it is made.
+      if (IsRankZero()) ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start)));
+      ZS_RETURN_IF_ERROR(engine_->PullUpdated());
+    } else {
+      enter(StepPhase::kOptimizer, "");
+      const v1::StepDecision decision =
+          MakeDecision(options_.spec, step, totals.grad_norm, static_cast<uint64_t>(totals.tokens));
+      if (!decision.skip())
+        ZS_RETURN_IF_ERROR(engine_->Update(MakeAdamWArgs(options_.spec, decision)));
+    }
+    enter(StepPhase::kBarrier, "");
+    return absl::OkStatus();
+  }
+
+  absl::Status Commit(const v1::StepRecord& record) {
+    ZS_ASSIGN_OR_RETURN(
+        const v1::StepDecision decision,
+        options_.store->Commit(record, NextSample(record.step()),
+                               static_cast<uint64_t>(options_.data->sample_count())));
+    const uint64_t epoch = options_.store->base().epoch();
+    if (decision.step() == record.step() && decision.epoch() == epoch) return absl::OkStatus();
+    return absl::InternalError(absl::StrFormat(
+        "asked to commit step %d of epoch %d, the coordinator answered with step %d of epoch %d",
+        record.step(), epoch, decision.step(), decision.epoch()));
   }
 
   absl::StatusOr<double> Evaluate(uint64_t step, TrainObserver* observer,
@@ -348,6 +402,7 @@ class TrainerImpl : public Trainer {
 
   absl::Status SaveIfDue(uint64_t step, SaveRequest request, TrainObserver* observer,
                          const std::atomic<bool>& stop) {
+    if (options_.store != nullptr) return absl::OkStatus();
     if (saves_ == nullptr) {
       if (request == SaveRequest::kNone) return absl::OkStatus();
       return absl::FailedPreconditionError(
@@ -364,6 +419,10 @@ class TrainerImpl : public Trainer {
 
   // A save and stop was asked for.
   absl::Status Leave(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
+    if (options_.store != nullptr) {
+      return absl::CancelledError(
+          absl::StrCat("asked to stop after step ", step, ", whose state is in the shard stores"));
+    }
     ZS_RETURN_IF_ERROR(FinishSave(step, observer, stop));
     return absl::CancelledError(absl::StrCat("saved step ", step));
   }

@@ -16,6 +16,7 @@
 #include "worker/data/dataset.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
+#include "worker/zero/state_store.h"
 #include "zeroshard/v1/cluster.pb.h"
 #include "zeroshard/v1/job.pb.h"
 
@@ -49,7 +50,8 @@ class TrainObserver {
   // then wait together, in collectives far shorter than the deadline, until it is false.
   virtual bool ShouldHold() { return false; }
   // Asked on every rank once a step; the strongest answer counts on all. Every rank then writes its
-  // part of a checkpoint, and with kSaveAndStop Run ends once it is complete.
+  // part of a checkpoint, and with kSaveAndStop Run ends once it is complete. Of an offloaded job
+  // the ranks have nothing to save: kSaveAndStop ends Run when the step is committed.
   virtual SaveRequest WantsSave() { return SaveRequest::kNone; }
   // Rank 0 only: a checkpoint is complete, or was abandoned.
   virtual void OnCheckpoint(const v1::CheckpointRecord& record) {}
@@ -70,6 +72,11 @@ struct TrainerOptions {
   // weights alone, at first_step 1. Else the weights are model.init_from's, else fresh ones.
   std::string resume_from;
   bool weights_only = false;
+  // Of an offloaded job, where the state is (it outlives the trainer); else null. The weights come
+  // from there, and not from the two above; first_step is the one after the version it begins with,
+  // and next_sample the position of that step's first sample in the run's order.
+  StateStore* store = nullptr;
+  uint64_t next_sample = 0;
   std::string job, run_id;   // written into checkpoints
   Device* device = nullptr;  // these three outlive the trainer
   Ops* ops = nullptr;
@@ -94,10 +101,13 @@ class Trainer {
   // checkpoint is complete (CANCELLED, "saved step 57"; the save's error otherwise), or at the
   // first error: a collective's, or INTERNAL naming step, rank and sample for a non-finite loss or
   // gradient (IsNonFinite). After the last step a checkpoint is written where the specification has
-  // a checkpoint section.
+  // a checkpoint section. Offloaded jobs commit each step through the store before anything uses
+  // it, and write no checkpoints here: coordinator and stores do. After an error whoever owns
+  // communicator and store aborts both before the trainer goes.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
-  // After Run was OK, on every rank together: the digest of the final fp32 parameters.
+  // After Run was OK, on every rank together: the digest of the final fp32 parameters. Empty for an
+  // offloaded job, whose stores have them.
   virtual absl::StatusOr<std::string> WeightsDigest() = 0;
   // Replaces one tensor's values before Run; each rank keeps what it holds of it. NOT_FOUND names
   // the nearest tensors, INVALID_ARGUMENT the sizes.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,9 @@ namespace zeroshard {
 class BufferPool {
  public:
   explicit BufferPool(Device* device) : device_(device) {}
+  // Free buffers go rather than that lent and free ones together take more than `most_bytes`, and
+  // none is lent for less than it is.
+  BufferPool(Device* device, size_t most_bytes) : device_(device), most_bytes_(most_bytes) {}
 
   // A free buffer of `bytes` to twice as many, or a new one. Contents undefined.
   absl::StatusOr<Buffer> Take(size_t bytes);
@@ -20,7 +24,9 @@ class BufferPool {
 
  private:
   Device* device_;
-  std::vector<Buffer> free_;
+  const std::optional<size_t> most_bytes_;
+  size_t lent_bytes_ = 0, free_bytes_ = 0;
+  std::deque<Buffer> free_;
 };
 
 // At most `limit` buffers at once, each in use until the events that read it are done: taking one
@@ -30,6 +36,8 @@ class InFlightPool {
   InFlightPool(Device* device, int limit) : pool_(device), limit_(limit) {}
 
   absl::StatusOr<Buffer> Take(size_t bytes);
+  // Whether Take would wait. The error of a buffer that came back meanwhile.
+  absl::StatusOr<bool> Full();
   // The buffer is free again when every event is complete.
   void GiveAfter(Buffer buffer, std::vector<Event> events);
   // Waits for everything in flight; the first error.

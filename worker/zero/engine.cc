@@ -1,7 +1,6 @@
 #include "worker/zero/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -13,45 +12,44 @@
 #include "worker/zero/fill.h"
 
 namespace zeroshard {
-namespace {
-
-// Adds the time it lives to a counter.
-class Waiting {
- public:
-  explicit Waiting(uint64_t* total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Waiting() {
-    *total_ += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                         std::chrono::steady_clock::now() - start_)
-                                         .count());
-  }
-
- private:
-  uint64_t* total_;
-  std::chrono::steady_clock::time_point start_;
-};
-
-}  // namespace
-
-ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm)
-    : policy_(*policy), ops_(ops), comm_(comm), uses_(&policy->uses) {}
+ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm, StateStore* store)
+    : policy_(*policy), ops_(ops), comm_(comm), store_(store), uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
   // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
   gather_.reset();
   reducer_.reset();
+  pusher_.reset();
   rows_.reset();
 }
 
 absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
-    Communicator* comm, const std::atomic<bool>* stop, const ParameterSource* weights) {
-  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm));
-  ZS_ASSIGN_OR_RETURN(engine->units_, MakeUnitStates(*model, *policy, comm->rank(), device));
-  const FreshWeights fresh(seed);
-  ZS_RETURN_IF_ERROR(
-      FillParameters(weights == nullptr ? fresh : *weights, &engine->units_, ops, stop));
-  engine->reducer_ = std::make_unique<GradientReducer>(policy, &engine->units_, comm, device, ops);
-  engine->gather_ = std::make_unique<ParameterGather>(policy, &engine->units_, comm, device, ops);
+    Communicator* comm, const std::atomic<bool>* stop, const ParameterSource* weights,
+    StateStore* store) {
+  if (policy->options.offload_optimizer != (store != nullptr) ||
+      (store != nullptr && policy->options.stage == 0)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "zero_optimization.offload_optimizer is %s at stage %d, and there is %s shard store; "
+        "wanted stage 1, 2 or 3 with a store, or neither",
+        policy->options.offload_optimizer ? "on" : "off", policy->options.stage,
+        store != nullptr ? "a" : "no"));
+  }
+  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm, store));
+  std::vector<UnitState>* units = &engine->units_;
+  ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
+  if (store != nullptr)
+    engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
+  engine->reducer_ =
+      std::make_unique<GradientReducer>(policy, units, comm, device, ops, engine->pusher_.get());
+  engine->gather_ =
+      std::make_unique<ParameterGather>(policy, units, comm, device, ops, store, &engine->waited_);
+  if (store != nullptr) {
+    ZS_RETURN_IF_ERROR(engine->gather_->PullAll());
+  } else {
+    const FreshWeights fresh(seed);
+    ZS_RETURN_IF_ERROR(FillParameters(weights == nullptr ? fresh : *weights, units, ops, stop));
+  }
   ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),
                                                        engine->reducer_.get(), comm, device, ops));
   if (model->config.tied) {
@@ -67,11 +65,14 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
 
 absl::Status ZeroEngine::LoadMoments(StateKind kind, const ParameterSource& source,
                                      const std::atomic<bool>* stop) {
+  if (store_ != nullptr)
+    return absl::FailedPreconditionError("the moments are in the shard stores");
   return FillMoments(kind, source, &units_, ops_, stop);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
   step_ = step;
+  if (pusher_ != nullptr) pusher_->BeginStep(step);
   rows_->BeginStep();
 }
 
@@ -97,7 +98,6 @@ absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
                                                unit, next_use_, uses_->size()));
   }
   open_uses_.push_back(static_cast<int>(next_use_));
-  Waiting waiting(&waited_);
   return gather_->BeforeUse(static_cast<int>(next_use_++), step_);
 }
 
@@ -135,15 +135,20 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
 absl::Status ZeroEngine::AfterBackward(int unit) {
   EndUses();
   if (unit != 0) return absl::OkStatus();
-  Waiting waiting(&waited_);
+  Waiting waiting(&waited_.communication);
   return rows_->Reduce(step_, round_, policy_.Contributors(round_));
 }
 
 absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_nonfinite) {
   {
-    Waiting waiting(&waited_);
+    Waiting waiting(&waited_.communication);
     ZS_RETURN_IF_ERROR(reducer_->FinishRounds());
     ZS_RETURN_IF_ERROR(rows_->Join());
+  }
+  if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
+    const UnitState& embedding = units_.front();
+    if (embedding.trained) pusher_->Push(0, {embedding.own_begin, embedding.own_end}, {});
+    ZS_RETURN_IF_ERROR(pusher_->FinishRounding());
   }
   NormAccumulator norm;
   for (const UnitState& unit : units_) {
@@ -153,6 +158,10 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     if (norm.nonfinite > before && first_nonfinite->empty()) *first_nonfinite = unit.table->name;
   }
   if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
+  if (pusher_ != nullptr) {
+    Waiting waiting(&waited_.stores);
+    ZS_RETURN_IF_ERROR(pusher_->Drain());
+  }
   return norm;
 }
 
@@ -181,13 +190,13 @@ absl::Status ZeroEngine::GatherShardedGradients() {
         comm_->AllGather(whole, unit.layout.shard, wire,
                          {.phase = Phase::kStep, .unit = unit.table->name, .step = step_}));
     if (rounded.empty()) continue;
-    Waiting waiting(&waited_);
+    Waiting waiting(&waited_.communication);
     ZS_RETURN_IF_ERROR(events.back().Wait());
     ops_->Convert(whole, wire, unit.layout.length, unit.gradient.data(), DType::kF32);
     reducer_->GiveTransient(std::move(rounded.back()));
     rounded.clear();
   }
-  Waiting waiting(&waited_);
+  Waiting waiting(&waited_.communication);
   for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
   return absl::OkStatus();
 }
@@ -215,12 +224,14 @@ absl::Status ZeroEngine::Update(const AdamWArgs& args) {
   for (UnitState& unit : units_) {
     if (unit.trained) UpdateUnit(&unit, args);
   }
-  Waiting waiting(&waited_);
   return gather_->GatherUpdated(step_);
 }
 
+absl::Status ZeroEngine::PullUpdated() { return gather_->PullUpdated(step_); }
+
 absl::Status ZeroEngine::Drain() {
   ZS_RETURN_IF_ERROR(reducer_->Drain());
+  if (pusher_ != nullptr) ZS_RETURN_IF_ERROR(pusher_->Drain());
   return gather_->Drain();
 }
 
@@ -241,6 +252,7 @@ void ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin, int64_
 
 std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
   std::vector<OwnedRange> ranges;
+  if (store_ != nullptr) return ranges;
   for (size_t u = 0; u < units_.size(); ++u) {
     ranges.push_back({.unit = static_cast<int>(u),
                       .begin = units_[u].own_begin,
@@ -288,6 +300,7 @@ absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
 
 absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
   ZS_RETURN_IF_ERROR(Drain());
+  if (store_ != nullptr) return std::string();
   ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total,
                       CombineDigests({OwnDigest(StateKind::kMaster, false)}));
   return total[0].Hex();
@@ -316,6 +329,10 @@ absl::StatusOr<ZeroEngine::Located> ZeroEngine::Locate(const std::string& name) 
 }
 
 absl::Status ZeroEngine::SetTensor(const std::string& name, absl::Span<const float> values) {
+  if (store_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " cannot be set: the weights are in the shard stores"));
+  }
   ZS_ASSIGN_OR_RETURN(const Located at, Locate(name));
   UnitState& unit = *at.unit;
   if (static_cast<int64_t>(values.size()) != at.info->size) {
@@ -326,13 +343,31 @@ absl::Status ZeroEngine::SetTensor(const std::string& name, absl::Span<const flo
   return absl::OkStatus();
 }
 
+absl::Status ZeroEngine::OwnValues(const UnitState& unit, float* out) {
+  const int index = static_cast<int>(&unit - units_.data());
+  if (unit.owned() == 0) return absl::OkStatus();
+  if (store_ == nullptr) {
+    CopyState(StateKind::kMaster, index, unit.own_begin, unit.own_end, out);
+    return absl::OkStatus();
+  }
+  if (unit.HoldsParameters()) {
+    ops_->Convert(unit.Parameter(unit.own_begin), unit.dtype, unit.owned(), out, DType::kF32);
+    return absl::OkStatus();
+  }
+  std::vector<char> pulled(static_cast<size_t>(unit.owned()) * SizeOf(unit.dtype));
+  const Event event =
+      store_->Pull(gather_->version(), index, unit.own_begin, unit.own_end, pulled.data());
+  ZS_RETURN_IF_ERROR(event.Wait());
+  ops_->Convert(pulled.data(), unit.dtype, unit.owned(), out, DType::kF32);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
   ZS_ASSIGN_OR_RETURN(const Located at, Locate(name));
   const UnitState& unit = *at.unit;
   ZS_RETURN_IF_ERROR(Drain());
   std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
-  CopyState(StateKind::kMaster, static_cast<int>(at.unit - units_.data()), unit.own_begin,
-            unit.own_end, whole.data() + unit.own_begin);
+  ZS_RETURN_IF_ERROR(OwnValues(unit, whole.data() + unit.own_begin));
   ZS_RETURN_IF_ERROR(comm_
                          ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
                                      {.unit = unit.table->name, .step = step_})

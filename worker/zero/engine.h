@@ -4,8 +4,8 @@
 //
 // Every rank of the job makes the same calls in the same order, also a rank without a micro-batch
 // in a ragged last round (it computes on any data; nobody uses what it writes). Not thread-safe.
-// Errors are the collectives' (worker/comm/communicator.h) unless said otherwise; after one the
-// engine is of no further use.
+// Errors are the collectives' (worker/comm/communicator.h) and the stores' (state_store.h) unless
+// said otherwise; after one the engine is of no further use.
 #pragma once
 
 #include <array>
@@ -25,9 +25,12 @@
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
 #include "worker/zero/gather.h"
+#include "worker/zero/push.h"
 #include "worker/zero/reduce.h"
+#include "worker/zero/state_store.h"
 #include "worker/zero/token_rows.h"
 #include "worker/zero/unit_state.h"
+#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 
@@ -49,11 +52,14 @@ class ZeroEngine {
  public:
   // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes. Parameters come from
   // `weights`, or where that is null fresh from `seed`; moments are zero. `stop` may be null; once
-  // true, filling ends with CANCELLED.
+  // true, filling ends with CANCELLED. An offloaded job has a `store` (others null) and stage 1, 2
+  // or 3; parameters are then pulled from it, together with the other ranks, whatever `weights` is:
+  // the store's errors and the collectives'. To destroy the engine while something is on its way,
+  // abort store and communicator first; it waits for them.
   static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
       const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
       Communicator* comm, const std::atomic<bool>* stop = nullptr,
-      const ParameterSource* weights = nullptr);
+      const ParameterSource* weights = nullptr, StateStore* store = nullptr);
   ~ZeroEngine();
 
   // exp_avg or exp_avg_sq of what is trainable; before the first step. The source's errors, or
@@ -83,21 +89,26 @@ class ZeroEngine {
 
   // After the last round: every sum is on its owner, rounded to the wire type. The sum of squares
   // of this rank's shard; `first_nonfinite` names the first unit whose part of it is not finite.
+  // Offload: the sums have left for the stores as they became final, and all are acknowledged.
   absl::StatusOr<NormAccumulator> FinishGradients(std::string* first_nonfinite);
   // AdamW on this rank's state (weight decay on the tensors of the decay group only), then the new
   // parameters to everyone who keeps them whole.
   absl::Status Update(const AdamWArgs& args);
-  // Waits for what Update sent on its way.
+  // In its place in an offloaded job: what this rank keeps is pulled as it is after the step, once
+  // the stores have that, and everything is used at this version from here on.
+  absl::Status PullUpdated();
+  // Waits for what either of them sent on its way.
   absl::Status Drain();
 
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
-  // size and stage. Counted as traffic of the step phase.
+  // size and stage. Counted as traffic of the step phase. Empty in an offloaded job: the stores
+  // have the weights.
   absl::StatusOr<std::string> WeightsDigest();
   // Of all the state that was loaded, by StateKind, all ranks together: as the checkpoint's
   // manifest has them. Frozen 16-bit parameters count as they were before they were rounded.
   absl::StatusOr<std::array<std::string, kStateKinds>> LoadedDigests();
 
-  // What this rank writes into checkpoints, between steps.
+  // What this rank writes into checkpoints, between steps. Nothing in an offloaded job.
   std::vector<OwnedRange> OwnedRanges() const;
   // The fp32 values of one kind of an owned range, or of a part of it. A moment exists only where
   // the range is trained. Where fp32 values are kept another thread may call it until the next
@@ -105,16 +116,18 @@ class ZeroEngine {
   void CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
 
   // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first
-  // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes.
+  // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes; FAILED_PRECONDITION in
+  // an offloaded job.
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values);
-  // The fp32 values of one tensor, on every rank. NOT_FOUND names the nearest tensors.
+  // The fp32 values of one tensor, on every rank (of an offloaded job: its parameters, which are
+  // rounded to the compute type). NOT_FOUND names the nearest tensors.
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name);
 
-  // Nanoseconds the calling thread waited for communication so far.
-  uint64_t WaitedNanoseconds() const { return waited_; }
+  // How long the calling thread waited so far.
+  const WaitTimes& waited() const { return waited_; }
 
  private:
-  ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm);
+  ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm, StateStore* store);
   // This rank's part of a digest.
   WeightDigest OwnDigest(StateKind kind, bool as_filled) const;
   absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
@@ -128,11 +141,15 @@ class ZeroEngine {
     const ParameterInfo* info;
   };
   absl::StatusOr<Located> Locate(const std::string& name);
+  // The fp32 values of this rank's shard.
+  absl::Status OwnValues(const UnitState& unit, float* out);
 
   const ZeroPolicy& policy_;
   Ops* ops_;
   Communicator* comm_;
+  StateStore* store_;
   std::vector<UnitState> units_;
+  std::unique_ptr<GradientPusher> pusher_;  // with a store
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<ParameterGather> gather_;
   std::unique_ptr<TokenRows> rows_;
@@ -143,7 +160,7 @@ class ZeroEngine {
   const std::vector<UnitUse>* uses_ = nullptr;  // of the micro-batch
   size_t next_use_ = 0;
   std::vector<int> open_uses_;  // of the current unit
-  uint64_t waited_ = 0;
+  WaitTimes waited_;
 };
 
 }  // namespace zeroshard

@@ -1,27 +1,52 @@
 #include "worker/zero/gather.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/status_macros.h"
 
 namespace zeroshard {
+namespace {
+
+// Offloaded parameters are bounded in bytes too: buffers that were given back count.
+BufferPool MakePool(const ZeroOptions& options, Device* device) {
+  if (!options.offload_param) return BufferPool(device);
+  const auto size = static_cast<int64_t>(SizeOf(options.dtype));
+  const int64_t most = std::min(options.max_live, std::numeric_limits<int64_t>::max() / size);
+  return BufferPool(device, static_cast<size_t>(most * size));
+}
+
+}  // namespace
 
 ParameterGather::ParameterGather(const ZeroPolicy* policy, std::vector<UnitState>* units,
-                                 Communicator* comm, Device* device, Ops* ops)
+                                 Communicator* comm, Device* device, Ops* ops, StateStore* store,
+                                 WaitTimes* times)
     : policy_(*policy),
       units_(*units),
       comm_(comm),
       ops_(ops),
-      pool_(device),
+      store_(store),
+      times_(*times),
+      pool_(MakePool(policy->options, device)),
       uses_(&policy->uses),
       gathered_(policy->uses.size()),
-      updated_(units->size()) {}
+      renewals_(units->size()) {
+  const ZeroOptions& o = policy->options;
+  if (store != nullptr && o.stage == 3 && !o.offload_param)
+    copies_ = device->NewStream("parameters");
+}
 
 ParameterGather::~ParameterGather() {
   // Errors do not matter any more, only that nobody writes to the buffers.
-  for (const Event& event : updated_) event.Wait().IgnoreError();
-  for (const Gathered& g : gathered_) g.ready.Wait().IgnoreError();
+  for (const Renewal& renewal : renewals_) {
+    renewal.pulled.Wait().IgnoreError();
+    renewal.whole.Wait().IgnoreError();
+  }
+  for (const Gathered& g : gathered_) {
+    g.own.Wait().IgnoreError();
+    g.ready.Wait().IgnoreError();
+  }
 }
 
 void ParameterGather::BeginPass(const std::vector<UnitUse>* uses) {
@@ -30,18 +55,43 @@ void ParameterGather::BeginPass(const std::vector<UnitUse>* uses) {
   gathered_.resize(std::max(gathered_.size(), uses->size()));  // all were given back
 }
 
+absl::Status ParameterGather::Wait(const Event& pulled, const Event& rest) {
+  {
+    Waiting waiting(&times_.stores);
+    ZS_RETURN_IF_ERROR(pulled.Wait());
+  }
+  Waiting waiting(&times_.communication);
+  return rest.Wait();
+}
+
 absl::Status ParameterGather::Issue(int use, uint64_t step) {
   const UnitUse& what = (*uses_)[static_cast<size_t>(use)];
   const UnitState& unit = units_[static_cast<size_t>(what.unit)];
   Gathered& g = gathered_[static_cast<size_t>(use)];
   const size_t size = SizeOf(unit.dtype);
   ZS_ASSIGN_OR_RETURN(g.buffer, pool_.Take(static_cast<size_t>(unit.layout.Padded()) * size));
-  ops_->Copy(g.buffer.as<char>() + static_cast<size_t>(unit.own_begin) * size,
-             unit.parameters.data(), static_cast<size_t>(unit.owned()) * size);
+  if (unit.owned() > 0) {
+    char* own = g.buffer.as<char>() + static_cast<size_t>(unit.own_begin) * size;
+    const size_t bytes = static_cast<size_t>(unit.owned()) * size;
+    const Event& pulled = renewals_[static_cast<size_t>(what.unit)].pulled;
+    if (Pulls(unit)) {
+      g.own = store_->Pull(version_, what.unit, unit.own_begin, unit.own_end, own);
+    } else if (!pulled.Done()) {
+      g.own = copies_->Enqueue([this, pulled, own, shard = unit.parameters.data(), bytes] {
+        absl::Status status = pulled.Wait();
+        if (status.ok()) ops_->Copy(own, shard, bytes);  // only copies memory: from any thread
+        return status;
+      });
+    } else {
+      ZS_RETURN_IF_ERROR(pulled.Wait());
+      ops_->Copy(own, unit.parameters.data(), bytes);
+    }
+  }
   g.ready = comm_->AllGather(g.buffer.data(), unit.layout.shard, unit.dtype,
                              {.phase = what.backward ? Phase::kBackward : Phase::kForward,
                               .unit = unit.table->name,
-                              .step = step});
+                              .step = step},
+                             g.own);
   g.issued = true;
   live_ += unit.layout.length;
   return absl::OkStatus();
@@ -50,8 +100,10 @@ absl::Status ParameterGather::Issue(int use, uint64_t step) {
 absl::Status ParameterGather::Prefetch(int use, uint64_t step) {
   int64_t ahead = 0;
   for (size_t next = static_cast<size_t>(use) + 1; next < (*uses_).size(); ++next) {
+    const size_t unit = static_cast<size_t>((*uses_)[next].unit);
+    if (renewals_[unit].due) ZS_RETURN_IF_ERROR(GatherWhole(unit));
     if (!(*uses_)[next].gather) continue;
-    const int64_t length = policy_.layouts[static_cast<size_t>((*uses_)[next].unit)].length;
+    const int64_t length = policy_.layouts[unit].length;
     ahead += length;
     if (ahead > policy_.options.prefetch_bucket) break;
     if (gathered_[next].issued) continue;
@@ -63,17 +115,18 @@ absl::Status ParameterGather::Prefetch(int use, uint64_t step) {
 
 absl::StatusOr<const void*> ParameterGather::BeforeUse(int use, uint64_t step) {
   const UnitUse& what = (*uses_)[static_cast<size_t>(use)];
-  UnitState& unit = units_[static_cast<size_t>(what.unit)];
+  const size_t u = static_cast<size_t>(what.unit);
+  UnitState& unit = units_[u];
   Gathered& g = gathered_[static_cast<size_t>(use)];
+  if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
   if (what.gather && !g.issued) ZS_RETURN_IF_ERROR(Issue(use, step));
   ZS_RETURN_IF_ERROR(Prefetch(use, step));
   if (unit.resident) {
-    Event& updated = updated_[static_cast<size_t>(what.unit)];
-    ZS_RETURN_IF_ERROR(updated.Wait());
-    updated = Event();
+    ZS_RETURN_IF_ERROR(Wait(renewals_[u].pulled, renewals_[u].whole));
+    renewals_[u] = {};
     return unit.parameters.data();
   }
-  ZS_RETURN_IF_ERROR(g.ready.Wait());
+  ZS_RETURN_IF_ERROR(Wait(g.own, g.ready));
   return g.buffer.data();
 }
 
@@ -93,20 +146,59 @@ void ParameterGather::AfterUse(int use) {
   if (next < (*uses_).size()) gathered_[next] = std::move(gathered);
 }
 
+absl::Status ParameterGather::GatherWhole(size_t u) {
+  const UnitState& unit = units_[u];
+  Renewal& renewal = renewals_[u];
+  renewal.due = false;
+  renewal.whole = comm_->AllGather(
+      unit.parameters.data(), unit.layout.shard, unit.dtype,
+      {.phase = Phase::kStep, .unit = unit.table->name, .step = version_}, renewal.pulled);
+  return policy_.options.overlap ? absl::OkStatus() : Wait(renewal.pulled, renewal.whole);
+}
+
 absl::Status ParameterGather::GatherUpdated(uint64_t step) {
+  version_ = step;
   if (policy_.options.stage == 0) return absl::OkStatus();
-  for (size_t u = 0; u < units_.size(); ++u) {
-    UnitState& unit = units_[u];
-    if (!unit.resident || !unit.trained) continue;
-    updated_[u] = comm_->AllGather(unit.parameters.data(), unit.layout.shard, unit.dtype,
-                                   {.phase = Phase::kStep, .unit = unit.table->name, .step = step});
-    if (!policy_.options.overlap) ZS_RETURN_IF_ERROR(updated_[u].Wait());
-  }
+  for (size_t u = 0; u < units_.size(); ++u)
+    if (units_[u].resident && units_[u].trained) ZS_RETURN_IF_ERROR(GatherWhole(u));
   return absl::OkStatus();
 }
 
+absl::Status ParameterGather::PullKept(bool frozen) {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const UnitState& unit = units_[u];
+    if (!unit.HoldsParameters() || (!unit.trained && !frozen)) continue;
+    if (unit.owned() > 0) {
+      renewals_[u].pulled = store_->Pull(version_, static_cast<int>(u), unit.own_begin,
+                                         unit.own_end, unit.Parameter(unit.own_begin));
+    }
+    renewals_[u].due = unit.resident;
+  }
+  // Gathers run in order. At stage 3 the small units that are whole are gathered when their turn
+  // comes, for the stores may not have the last one before all the others are used.
+  for (size_t u = 0; u < units_.size() && policy_.options.stage < 3; ++u)
+    if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterGather::PullAll() {
+  version_ = store_->base().step();
+  ZS_RETURN_IF_ERROR(PullKept(true));
+  return Drain();
+}
+
+absl::Status ParameterGather::PullUpdated(uint64_t step) {
+  version_ = step;
+  return PullKept(false);
+}
+
 absl::Status ParameterGather::Drain() {
-  for (Event& event : updated_) ZS_RETURN_IF_ERROR(event.Wait());
+  for (size_t u = 0; u < renewals_.size(); ++u)
+    if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
+  for (Renewal& renewal : renewals_) {
+    ZS_RETURN_IF_ERROR(Wait(renewal.pulled, renewal.whole));
+    renewal = {};
+  }
   return absl::OkStatus();
 }
 

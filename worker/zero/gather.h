@@ -1,8 +1,12 @@
 // Stage 3's parameters: gathers a unit just before it is used, prefetches the next ones, releases
 // it straight after (ZeroPolicy::uses). Other stages and resident units pass straight through.
+//
+// In an offloaded job each rank pulls its part of what the others then gather from it: after every
+// update where it keeps that part, else (offload_param) before each gather, straight into the
+// buffer. Nobody waits for a pull but the gather behind it, and at last whoever uses the unit.
 #pragma once
 
-#include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,17 +14,24 @@
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
 #include "worker/zero/buffer_pool.h"
+#include "worker/zero/state_store.h"
 #include "worker/zero/unit_state.h"
+#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 
 class ParameterGather {
  public:
-  // All outlive this. Every rank makes the same calls in the same order.
+  // All outlive this; `store` is null without offload. What is waited for is added to `times`.
+  // Every rank makes the same calls in the same order.
   ParameterGather(const ZeroPolicy* policy, std::vector<UnitState>* units, Communicator* comm,
-                  Device* device, Ops* ops);
-  // In-flight gathers write to buffers owned here.
+                  Device* device, Ops* ops, StateStore* store, WaitTimes* times);
+  // Waits: what is on its way writes to the units and to buffers owned here.
   ~ParameterGather();
+
+  // Offload, before anything else: all that this rank keeps, frozen units too, of the version that
+  // the job starts from.
+  absl::Status PullAll();
 
   // Before each micro-batch: the uses it will have, ZeroPolicy::uses or eval_uses.
   void BeginPass(const std::vector<UnitUse>* uses);
@@ -31,26 +42,48 @@ class ParameterGather {
 
   // After the update: units that are whole get everyone's new shards. The next BeforeUse waits.
   absl::Status GatherUpdated(uint64_t step);
+  // The same in an offloaded job, where the stores update: what this rank keeps is pulled as it is
+  // after `step`. From here on that is the version that is used.
+  absl::Status PullUpdated(uint64_t step);
+  // The version in use.
+  uint64_t version() const { return version_; }
   absl::Status Drain();
 
  private:
   struct Gathered {
     Buffer buffer;
-    Event ready;
+    Event own;    // this rank's part is there
+    Event ready;  // all is
     bool issued = false;
+  };
+  // A resident unit between an update and its next use.
+  struct Renewal {
+    Event pulled;  // also of a shard that is kept
+    Event whole;
+    bool due = false;  // to be gathered
   };
   absl::Status Issue(int use, uint64_t step);
   absl::Status Prefetch(int use, uint64_t step);
+  absl::Status PullKept(bool frozen);
+  absl::Status GatherWhole(size_t unit);
+  // Waits for the pull, then for the rest.
+  absl::Status Wait(const Event& pulled, const Event& rest);
+  bool Pulls(const UnitState& unit) const { return store_ != nullptr && !unit.HoldsParameters(); }
 
   const ZeroPolicy& policy_;
   std::vector<UnitState>& units_;
   Communicator* comm_;
   Ops* ops_;
+  StateStore* const store_;
+  WaitTimes& times_;
   BufferPool pool_;
   const std::vector<UnitUse>* uses_;
   std::vector<Gathered> gathered_;  // by use
-  std::vector<Event> updated_;      // by unit
+  std::vector<Renewal> renewals_;   // by unit
+  uint64_t version_ = 0;            // after this step
   int64_t live_ = 0;                // elements gathered or on their way
+  // Copies shards that are still being pulled into the buffers they are gathered in.
+  std::unique_ptr<Stream> copies_;  // last: it uses all of the above
 };
 
 }  // namespace zeroshard

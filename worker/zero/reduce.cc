@@ -137,7 +137,8 @@ class GradientReducer::UnitSink : public GradientSink {
     const Event event = owner_.Reduce(unit_, data, ready, output, unit.gradient_type,
                                       owner_.round_ > 0, Phase::kBackward, owner_.contributors_);
     (range->buffer.bytes() > 0 ? range->events : owner_.events_).push_back(event);
-    return owner_.policy_.options.overlap ? absl::OkStatus() : event.Wait();
+    if (!owner_.policy_.options.overlap) ZS_RETURN_IF_ERROR(event.Wait());
+    return owner_.PushFinal(unit_, owned, event);
   }
 
   GradientReducer& owner_;
@@ -146,11 +147,13 @@ class GradientReducer::UnitSink : public GradientSink {
 };
 
 GradientReducer::GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units,
-                                 Communicator* comm, Device* device, Ops* ops)
+                                 Communicator* comm, Device* device, Ops* ops,
+                                 GradientPusher* pusher)
     : policy_(*policy),
       units_(*units),
       comm_(comm),
       ops_(ops),
+      pusher_(pusher),
       in_flight_(device, kBuffersInFlight) {
   for (size_t u = 0; u < units->size(); ++u)
     sinks_.push_back(std::make_unique<UnitSink>(this, static_cast<int>(u)));
@@ -186,6 +189,12 @@ Event GradientReducer::Reduce(int unit, const void* input, ElementRange range, v
                               {.phase = phase, .unit = state.table->name, .step = step_});
 }
 
+absl::Status GradientReducer::PushFinal(int unit, ElementRange owned, const Event& reduced) {
+  if (pusher_ == nullptr) return absl::OkStatus();
+  if (round_ + 1 == policy_.rounds && unit != 0) pusher_->Push(unit, owned, reduced);
+  return pusher_->Advance();
+}
+
 absl::Status GradientReducer::ReduceApart(int unit, Buffer contribution, ElementRange range,
                                           void* output) {
   const Event event = Reduce(unit, contribution.data(), range, output, policy_.accumulate_type,
@@ -213,7 +222,10 @@ absl::Status GradientReducer::ReduceAccumulated(int unit_index) {
   ZS_RETURN_IF_ERROR(event.Wait());
   if (unit.owned() > 0)
     ops_->Convert(own, wire, unit.owned(), unit.Gradient(unit.own_begin), DType::kF32);
-  in_flight_.GiveAfter(std::move(sum), {});
+  std::vector<Event> readers;
+  if (pusher_ != nullptr)
+    readers.push_back(pusher_->PushFrom(unit_index, {unit.own_begin, unit.own_end}, own));
+  in_flight_.GiveAfter(std::move(sum), std::move(readers));
   return absl::OkStatus();
 }
 
@@ -238,11 +250,11 @@ absl::Status GradientReducer::FinishRounds() {
     if (!units_[u].trained) continue;
     if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
       ZS_RETURN_IF_ERROR(ReduceAccumulated(static_cast<int>(u)));
-    } else {
+    } else if (pusher_ == nullptr || u == 0) {  // the others are rounded where they are pushed
       ZS_RETURN_IF_ERROR(RoundToWire(&units_[u]));
     }
   }
-  return Drain();
+  return pusher_ == nullptr ? absl::OkStatus() : pusher_->FinishRounding();
 }
 
 }  // namespace zeroshard

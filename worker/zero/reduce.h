@@ -11,14 +11,17 @@
 #include "worker/comm/communicator.h"
 #include "worker/model/unit.h"
 #include "worker/zero/buffer_pool.h"
+#include "worker/zero/push.h"
 #include "worker/zero/unit_state.h"
 
 namespace zeroshard {
 
 class GradientReducer {
  public:
+  // With a `pusher` what is final goes to it at once; of the embedding only where rows are added
+  // before (kFullAccumulate), else it is final after TokenRows::Join.
   GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units, Communicator* comm,
-                  Device* device, Ops* ops);
+                  Device* device, Ops* ops, GradientPusher* pusher = nullptr);
   ~GradientReducer();
 
   // Before each micro-batch: `round` of the step, in which ranks below `contributors` have one. A
@@ -47,6 +50,8 @@ class GradientReducer {
   // Reduces [begin, end) of a unit; `input` is this rank's contribution to it.
   Event Reduce(int unit, const void* input, ElementRange range, void* output, DType output_type,
                bool accumulate, Phase phase, int contributors);
+  // The owned part of a range is the step's sum once `reduced` is done, if this is the last round.
+  absl::Status PushFinal(int unit, ElementRange owned, const Event& reduced);
   absl::Status ReduceAccumulated(int unit);
   absl::Status RoundToWire(UnitState* unit);
 
@@ -54,6 +59,7 @@ class GradientReducer {
   std::vector<UnitState>& units_;
   Communicator* comm_;
   Ops* ops_;
+  GradientPusher* pusher_;
   InFlightPool in_flight_;
   std::vector<Event> events_;  // of reductions that read the units' own buffers
   std::vector<std::unique_ptr<UnitSink>> sinks_;

@@ -83,17 +83,19 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
     s.resident = policy.resident[u];
     s.trained = policy.trained[u];
     s.dtype = policy.options.dtype;
-    const int64_t held = s.resident ? s.layout.Padded() : s.owned();
+    s.offload_param = policy.options.offload_param;
+    const int64_t held = !s.HoldsParameters() ? 0 : s.resident ? s.layout.Padded() : s.owned();
     ZS_ASSIGN_OR_RETURN(s.parameters, device->Allocate(static_cast<size_t>(held) * SizeOf(s.dtype),
                                                        MemoryKind::kParameters));
-    if (s.trained) {
+    if (!s.trained) continue;
+    ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
+    if (!policy.options.offload_optimizer) {
       const size_t state = static_cast<size_t>(s.state_end - s.state_begin) * sizeof(float);
       if (s.dtype != DType::kF32) {
         ZS_ASSIGN_OR_RETURN(s.master, device->Allocate(state, MemoryKind::kOptimizer));
       }
       ZS_ASSIGN_OR_RETURN(s.exp_avg, device->Allocate(state, MemoryKind::kOptimizer));
       ZS_ASSIGN_OR_RETURN(s.exp_avg_sq, device->Allocate(state, MemoryKind::kOptimizer));
-      ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
     }
   }
   return states;
