@@ -96,7 +96,11 @@ absl::Status LocalCluster::Start(Daemon* daemon) {
   } else {
     option("--coordinator", coordinator_address());
     option("--name", daemon->name);
-    if (!daemon->store) option("--threads", absl::StrCat(options_.threads));
+    if (!daemon->store) {
+      option("--threads", absl::StrCat(options_.threads));
+    } else if (options_.store_memory > 0) {
+      option("--memory-limit", absl::StrCat(options_.store_memory));
+    }
   }
   ZS_ASSIGN_OR_RETURN(daemon->pid, SpawnChild(argv, PathOf(*daemon, "logs", ".log")));
   daemon->started_at = clock_->Now();
@@ -227,10 +231,12 @@ absl::Status LocalCluster::HandleDeath(Daemon* daemon, const ExitInfo& exit) {
                      " (log: ", PathOf(*daemon, "logs", ".log"), ")");
     daemon->given_up = true;
     if (daemon->coordinator) return absl::InternalError(message);
-    if (const int left = WorkersLeft(); left < options_.needed_workers) {
+    const int needed = daemon->store ? options_.needed_stores : options_.needed_workers;
+    if (const int left = Left(daemon->store); left < needed) {
+      const char* what = daemon->store ? "store" : "worker";
       return absl::InternalError(absl::StrCat(
-          message, "; ", left, left == 1 ? " worker is" : " workers are", " left, the job needs ",
-          options_.needed_workers, ": see why it dies, or run with fewer --workers"));
+          message, "; ", left, " ", what, left == 1 ? " is" : "s are", " left, the job needs ",
+          needed, ": see why it dies", daemon->store ? "" : ", or run with fewer --workers"));
     }
     notice_(message);
     return absl::OkStatus();
@@ -241,10 +247,11 @@ absl::Status LocalCluster::HandleDeath(Daemon* daemon, const ExitInfo& exit) {
   return absl::OkStatus();
 }
 
-int LocalCluster::WorkersLeft() const {
-  return static_cast<int>(std::count_if(daemons_.begin(), daemons_.end(), [](const Daemon& daemon) {
-    return !daemon.coordinator && !daemon.store && !daemon.given_up;
-  }));
+int LocalCluster::Left(bool stores) const {
+  return static_cast<int>(
+      std::count_if(daemons_.begin(), daemons_.end(), [stores](const Daemon& daemon) {
+        return !daemon.coordinator && daemon.store == stores && !daemon.given_up;
+      }));
 }
 
 void LocalCluster::SendReports() {

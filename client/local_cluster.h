@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -25,6 +26,8 @@ struct LocalClusterOptions {
   int workers = 1;
   int needed_workers = 1;  // what the job wants: with fewer left, there is nothing to wait for
   int stores = 0;
+  int needed_stores = 0;      // likewise
+  uint64_t store_memory = 0;  // most bytes of state that each store holds; 0: its own default
   int threads = 1;            // of each worker
   int metrics_base_port = 0;  // 0: free ports; else coordinator, workers, stores in a row
 };
@@ -50,7 +53,8 @@ class LocalCluster {
   absl::Status StartMembers(JobsClient* client);
 
   // Looks after the children; call it a few times a second. Returns an error when the coordinator
-  // died too often to be started again, or so many workers did that fewer than needed are left.
+  // died too often to be started again, or so many workers or stores did that fewer than needed are
+  // left.
   absl::Status Supervise();
 
   // Asks all to end, members first, and kills what has not within the grace period.
@@ -92,7 +96,7 @@ class LocalCluster {
   absl::Status EndedEarly(const Daemon& daemon, const ExitInfo& exit) const;
   std::string LastWords(const Daemon& daemon) const;
   absl::Status HandleDeath(Daemon* daemon, const ExitInfo& exit);
-  int WorkersLeft() const;
+  int Left(bool stores) const;
   void SendReports();
   void EndGroup(bool coordinator, absl::Duration deadline);
 

@@ -19,6 +19,8 @@
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/files.h"
+#include "common/member/host_info.h"
+#include "common/plan/offload.h"
 #include "common/signals.h"
 #include "common/status_macros.h"
 
@@ -37,9 +39,10 @@ constexpr int kExitSignalBase = 128;
 struct LocalOptions {
   std::string file;
   std::vector<std::string> overrides;
-  int workers = 0;  // 0: as many as the job wants
-  int stores = 0;
-  int threads = 0;  // 0: the cores divided by the workers
+  int workers = 0;            // 0: as many as the job wants
+  int stores = 0;             // an offloaded job gets at least what it needs
+  uint64_t store_memory = 0;  // 0: the machine's, shared
+  int threads = 0;            // 0: the cores divided by the workers
   std::string workdir = "zeroshard-local";
   std::string bin_dir;
   ResumeOptions resume;
@@ -95,6 +98,8 @@ class LocalRun {
   Console console_;
   JobView view_;
   int workers_ = 0;
+  int stores_ = 0;
+  int needed_stores_ = 0;
   std::string workdir_;
 };
 
@@ -141,7 +146,12 @@ absl::StatusOr<LoadedJob> LocalRun::LoadJob() {
                                                    ", wanted at most ", kMostWorkers,
                                                    " on one machine; name fewer with --workers"));
   }
-  const int daemons = 1 + workers_ + options_.stores;
+  // Each copy of a chunk is on another store.
+  if (IsOffloaded(spec)) {
+    needed_stores_ = std::max(1, static_cast<int>(spec.store().replicas()));
+  }
+  stores_ = std::max(options_.stores, needed_stores_);
+  const int daemons = 1 + workers_ + stores_;
   if (options_.metrics_base_port != 0 && options_.metrics_base_port + daemons > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("--metrics-base-port: seen ",
                                                    options_.metrics_base_port, ", wanted at most ",
@@ -165,7 +175,11 @@ absl::StatusOr<int> LocalRun::Run() {
   cluster_options.bin_dirs = BinDirs(options_, context_.env->program);
   cluster_options.workers = workers_;
   cluster_options.needed_workers = static_cast<int>(spec.resources().workers());
-  cluster_options.stores = options_.stores;
+  cluster_options.stores = stores_;
+  cluster_options.needed_stores = needed_stores_;
+  // Stores on one machine share its memory.
+  cluster_options.store_memory =
+      options_.store_memory > 0 ? options_.store_memory : MemoryLimitBytes() / std::max(1, stores_);
   const int cores = std::max(1U, std::thread::hardware_concurrency());
   cluster_options.threads = options_.threads > 0 ? options_.threads : std::max(1, cores / workers_);
   cluster_options.metrics_base_port = options_.metrics_base_port;
@@ -185,8 +199,8 @@ absl::StatusOr<int> LocalRun::Run() {
 
 absl::StatusOr<int> LocalRun::RunCluster(const v1::JobSpec& spec, LocalCluster* cluster) {
   Notice(absl::StrCat("starting a coordinator, ", workers_, workers_ == 1 ? " worker" : " workers",
-                      " and ", options_.stores,
-                      options_.stores == 1 ? " shard store" : " shard stores", " in ", workdir_));
+                      " and ", stores_, stores_ == 1 ? " shard store" : " shard stores", " in ",
+                      workdir_));
   ZS_RETURN_IF_ERROR(cluster->StartCoordinator());
   ZS_ASSIGN_OR_RETURN(const auto client, JobsClient::Create(cluster->coordinator_address(),
                                                             context_.options.timeout()));
@@ -320,9 +334,19 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
       ->add_option("--workers", options->workers,
                    "Worker processes; also the job's resources.workers unless --set names them")
       ->check(CLI::Range(1, kMostWorkers));
-  local->add_option("--stores", options->stores, "Shard store processes")
+  local
+      ->add_option("--stores", options->stores,
+                   "Shard store processes; a job with offload_optimizer gets at least "
+                   "store.replicas of them by itself")
       ->check(CLI::Range(0, kMostWorkers))
       ->capture_default_str();
+  local
+      ->add_option("--store-memory", options->store_memory,
+                   "Most bytes of state that each store holds, for example 4GiB. Default: this "
+                   "machine's memory divided by the stores")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::PositiveNumber)
+      ->type_name("SIZE");
   local
       ->add_option("--threads", options->threads,
                    "Threads of each worker; else the cores divided by the workers")

@@ -43,8 +43,11 @@ Json ValueOf(const Message& message, const FieldDescriptor* field, int index) {
     case FieldDescriptor::CPPTYPE_ENUM: {
       const auto* value =
           one ? r->GetEnum(message, field) : r->GetRepeatedEnum(message, field, index);
-      return std::string(
-          absl::StripPrefix(absl::StripPrefix(value->name(), "JOB_STATE_"), "MEMBER_KIND_"));
+      absl::string_view name = value->name();
+      for (const char* prefix : {"JOB_STATE_", "MEMBER_KIND_", "STORE_PHASE_"}) {
+        if (absl::ConsumePrefix(&name, prefix)) break;
+      }
+      return std::string(name);
     }
     case FieldDescriptor::CPPTYPE_STRING:
       return one ? r->GetString(message, field) : r->GetRepeatedString(message, field, index);
@@ -84,6 +87,32 @@ std::string LossOf(const v1::JobStatus& status) {
 std::string WhenOf(int64_t unix_ms) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_ms),
                           absl::LocalTimeZone());
+}
+
+// Of the state in the stores: epoch and step.
+std::string VersionOf(const v1::StateVersion& version) {
+  return absl::StrCat(version.epoch(), ".", version.step());
+}
+
+// Where the state of an offloaded job is, a line a store.
+std::string FormatStores(const v1::JobStatus& status) {
+  std::vector<std::vector<std::string>> rows = {{"STORE", "HOST", "PHASE", "VERSION", "GENERATION",
+                                                 "CHUNKS", "MASTER", "EXP_AVG", "EXP_AVG_SQ",
+                                                 "PARAMETERS", "STAGING", "NVME", "PROBLEM"}};
+  for (const v1::StoreStatus& store : status.stores()) {
+    const v1::StoreUsage& usage = store.usage();
+    rows.push_back(
+        {store.member(), store.host(),
+         store.phase() == v1::STORE_PHASE_UNSPECIFIED
+             ? "-"
+             : std::string(absl::StripPrefix(v1::StorePhase_Name(store.phase()), "STORE_PHASE_")),
+         VersionOf(store.version()), absl::StrCat(store.generation()), absl::StrCat(usage.chunks()),
+         FormatBytes(usage.master_bytes()), FormatBytes(usage.exp_avg_bytes()),
+         FormatBytes(usage.exp_avg_sq_bytes()), FormatBytes(usage.parameter_bytes()),
+         FormatBytes(usage.staging_bytes()), FormatBytes(usage.nvme_bytes()),
+         store.problem().empty() ? "-" : store.problem()});
+  }
+  return FormatTable(rows);
 }
 
 // Negative: nobody is there to be heard.
@@ -154,6 +183,12 @@ std::string FormatStatus(const v1::JobStatus& status) {
                                  status.resume().weights_only() ? " (its weights alone)" : "")});
   }
   if (status.has_checkpoint()) rows.push_back({"checkpoint", status.checkpoint().path()});
+  if (status.has_store_plan()) {
+    rows.push_back({"in stores", FormatStorePlan(status.store_plan())});
+    rows.push_back({"version", absl::StrCat("step ", status.version().step(), " of epoch ",
+                                            status.version().epoch())});
+    rows.push_back({"steps lost", absl::StrCat(status.steps_lost())});
+  }
   rows.push_back({"workers", absl::StrCat(status.workers(), ", ZeRO stage ", status.stage(),
                                           ", generation ", status.generation())});
   rows.push_back({"submitted", WhenOf(status.submitted_unix_ms())});
@@ -171,15 +206,21 @@ std::string FormatStatus(const v1::JobStatus& status) {
     }
     absl::StrAppend(&text, "\n", FormatTable(rows));
   }
+  if (!status.stores().empty()) absl::StrAppend(&text, "\n", FormatStores(status));
   if (!status.plan().empty()) {
+    const bool offloaded = status.has_store_plan();
     rows = {
         {"RANK", "OWNS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TRAFFIC/STEP"}};
+    if (offloaded) rows[0].insert(rows[0].end(), {"PUSH/STEP", "PULL/STEP"});
     for (const v1::ShardPlan& plan : status.plan()) {
       rows.push_back({absl::StrCat(plan.rank()),
                       FormatCount(static_cast<double>(plan.owned_parameters())),
                       FormatBytes(plan.parameter_bytes()), FormatBytes(plan.gradient_bytes()),
                       FormatBytes(plan.optimizer_bytes()), FormatBytes(plan.activation_bytes()),
                       FormatBytes(plan.traffic_bytes_per_step())});
+      if (!offloaded) continue;
+      rows.back().push_back(FormatBytes(plan.push_bytes_per_step()));
+      rows.back().push_back(FormatBytes(plan.pull_bytes_per_step()));
     }
     absl::StrAppend(&text, "\n", FormatTable(rows));
   }
@@ -197,19 +238,33 @@ std::string FormatNodes(const v1::NodesResponse& nodes) {
   if (nodes.nodes().empty()) {
     return "no members yet; start zeroshard-worker --coordinator HOST:PORT on each machine\n";
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"NAME", "KIND", "STATE", "JOB", "HOST", "DEVICE", "THREADS", "MEMORY", "METRICS", "HEARD"}};
+  std::vector<std::vector<std::string>> rows = {{"NAME", "KIND", "STATE", "JOB", "HOST", "DEVICE",
+                                                 "THREADS", "MEMORY", "RESERVED", "NVME", "METRICS",
+                                                 "HEARD"}};
   for (const v1::Node& node : nodes.nodes()) {
     const v1::Hello& hello = node.hello();
-    rows.push_back({hello.name(), hello.kind() == v1::MEMBER_KIND_STORE ? "store" : "worker",
-                    node.state(),
-                    node.job().empty() ? "-" : absl::StrCat(node.job(), " rank ", node.rank()),
-                    hello.host(), hello.device().empty() ? "-" : hello.device(),
-                    absl::StrCat(hello.threads()), FormatBytes(hello.memory_bytes()),
+    const bool store = hello.kind() == v1::MEMBER_KIND_STORE;
+    std::string job = node.job().empty() ? "-" : absl::StrCat(node.job(), " rank ", node.rank());
+    if (store) job = absl::StrCat(node.jobs(), node.jobs() == 1 ? " job" : " jobs");
+    rows.push_back({hello.name(), store ? "store" : "worker", node.state(), job, hello.host(),
+                    hello.device().empty() ? "-" : hello.device(), absl::StrCat(hello.threads()),
+                    FormatBytes(hello.memory_bytes()),
+                    store ? FormatBytes(node.reserved_bytes()) : "-",
+                    hello.nvme_bytes() == 0 ? "-"
+                                            : absl::StrCat(FormatBytes(node.reserved_nvme_bytes()),
+                                                           " of ", FormatBytes(hello.nvme_bytes())),
                     hello.metrics_address().empty() ? "-" : hello.metrics_address(),
                     AgeOf(node.heartbeat_age_ms())});
   }
   return FormatTable(rows);
+}
+
+std::string FormatStorePlan(const v1::StorePlan& plan) {
+  std::string text = absl::StrCat(FormatBytes(plan.state_bytes()), " in ", plan.chunks(),
+                                  plan.chunks() == 1 ? " chunk" : " chunks", ", and ",
+                                  FormatBytes(plan.staging_bytes()), " for gradients");
+  if (plan.replicas() > 1) absl::StrAppend(&text, ", ", plan.replicas(), " times");
+  return text;
 }
 
 std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::Time now) {

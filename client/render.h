@@ -20,6 +20,8 @@ nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
 
 std::string FormatJobs(const v1::ListResponse& jobs);
 std::string FormatStatus(const v1::JobStatus& status);
+// "1.2 GB in 4 chunks, and 200 MB for gradients, 2 times".
+std::string FormatStorePlan(const v1::StorePlan& plan);
 std::string FormatNodes(const v1::NodesResponse& nodes);
 // `now` is what ages are counted to.
 std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::Time now);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "client/render.h"
 #include "common/exit_codes.h"
 #include "common/plan/model_table.h"
+#include "common/plan/offload.h"
+#include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
 #include "common/status_macros.h"
 
@@ -20,6 +23,20 @@ struct ValidateOptions {
   std::vector<std::string> overrides;
 };
 
+// A comment on what the shard stores must hold and what travels; nothing for jobs without offload.
+std::string DescribeOffload(const v1::JobSpec& spec, const std::vector<v1::ShardPlan>& plan,
+                            const v1::StorePlan& stores) {
+  if (!IsOffloaded(spec)) return "";
+  uint64_t push = 0, pull = 0;
+  for (const v1::ShardPlan& rank : plan) {
+    push = std::max(push, rank.push_bytes_per_step());
+    pull = std::max(pull, rank.pull_bytes_per_step());
+  }
+  return absl::StrCat("# the shard stores hold ", FormatStorePlan(stores),
+                      "; a rank sends at most ", FormatBytes(push), " to them and gets ",
+                      FormatBytes(pull), " from them in a step\n");
+}
+
 absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOptions& options) {
   ZS_ASSIGN_OR_RETURN(
       const LoadedJob job,
@@ -30,18 +47,23 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
     *context.env->err << "zeroshard: note, " << warning << "\n";
   }
   ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(spec.model()));
+  ZS_ASSIGN_OR_RETURN(const std::vector<v1::ShardPlan> plan, PlanShards(spec));
+  ZS_ASSIGN_OR_RETURN(const v1::StorePlan stores, PlanStore(spec));
   const uint64_t steps_tokens = spec.train_batch_size() * spec.model().sequence_length();
   if (context.options.json()) {
-    const nlohmann::ordered_json json = {{"parameters", model.ParameterCount()},
-                                         {"micro_batches_per_step", MicroBatchesPerStep(spec)},
-                                         {"tokens_per_step", steps_tokens},
-                                         {"spec", ToJson(spec)}};
+    nlohmann::ordered_json json = {{"parameters", model.ParameterCount()},
+                                   {"micro_batches_per_step", MicroBatchesPerStep(spec)},
+                                   {"tokens_per_step", steps_tokens},
+                                   {"plan", nlohmann::ordered_json::array()},
+                                   {"spec", ToJson(spec)}};
+    for (const v1::ShardPlan& rank : plan) json["plan"].push_back(ToJson(rank));
+    if (IsOffloaded(spec)) json["store_plan"] = ToJson(stores);
     *context.env->out << json.dump() << "\n";
   } else {
     *context.env->out << "# valid: " << FormatCount(static_cast<double>(model.ParameterCount()))
                       << " parameters, " << MicroBatchesPerStep(spec) << " micro-batches and "
                       << FormatCount(static_cast<double>(steps_tokens)) << " tokens a step\n"
-                      << FormatJobSpec(spec);
+                      << DescribeOffload(spec, plan, stores) << FormatJobSpec(spec);
   }
   // The workers may run where the data is.
   if (absl::Status status = CheckFilesHere(spec); !status.ok()) {
