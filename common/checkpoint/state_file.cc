@@ -105,6 +105,14 @@ class ChecksummedFile {
 absl::StatusOr<CheckpointFile> WriteStateFile(FileSystem* files, const std::string& folder,
                                               int rank, int world,
                                               const std::vector<StatePiece>& pieces) {
+  return WriteStateFile(files, folder, rank, world, pieces,
+                        [&pieces](size_t piece) { return pieces[piece].values; });
+}
+
+absl::StatusOr<CheckpointFile> WriteStateFile(FileSystem* files, const std::string& folder,
+                                              int rank, int world,
+                                              const std::vector<StatePiece>& pieces,
+                                              const PieceValues& values) {
   if (rank < 0 || rank >= world) {
     return absl::InvalidArgumentError(
         absl::StrCat("state to be saved: rank ", rank, " of ", world, " ranks"));
@@ -122,9 +130,10 @@ absl::StatusOr<CheckpointFile> WriteStateFile(FileSystem* files, const std::stri
                       files->Create(absl::StrCat(folder, "/", written.name)));
   ChecksummedFile file(std::move(created));
   ZS_RETURN_IF_ERROR(file.Append(head.text.data(), head.text.size()));
-  for (const StatePiece& piece : pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    ZS_ASSIGN_OR_RETURN(const float* at, values(i));
     ZS_RETURN_IF_ERROR(
-        file.Append(piece.values, static_cast<size_t>(piece.end - piece.begin) * sizeof(float)));
+        file.Append(at, static_cast<size_t>(pieces[i].end - pieces[i].begin) * sizeof(float)));
   }
   ZS_RETURN_IF_ERROR(file.SyncAndClose());
   written.crc32c = file.crc();

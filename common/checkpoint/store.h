@@ -3,7 +3,9 @@
 // fail or kill at each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +35,15 @@ std::string CollectFolder(const std::string& dir, uint64_t step);
 absl::StatusOr<CheckpointFile> WriteStateFile(FileSystem* files, const std::string& folder,
                                               int rank, int world,
                                               const std::vector<StatePiece>& pieces);
+
+// The same with values that are asked for when they are written, piece after piece: those of a
+// piece stay until the next is asked for. StatePiece::values are not looked at. Errors of `values`
+// end it.
+using PieceValues = std::function<absl::StatusOr<const float*>(size_t piece)>;
+absl::StatusOr<CheckpointFile> WriteStateFile(FileSystem* files, const std::string& folder,
+                                              int rank, int world,
+                                              const std::vector<StatePiece>& pieces,
+                                              const PieceValues& values);
 
 struct CheckpointStoreOptions {
   std::string dir;

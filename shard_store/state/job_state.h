@@ -1,6 +1,8 @@
 // The chunks of one job on one store: master weights, moments, 16-bit parameters, staged gradients,
 // and what is done to them. Knows nothing of generations and terms (core/job_control.h does); the
 // caller makes no call that the control has not allowed. Thread-safe where it says so.
+//
+// A chunk that is not here, or a range outside it, is INVALID_ARGUMENT everywhere.
 #pragma once
 
 #include <atomic>
@@ -25,7 +27,7 @@
 namespace zeroshard::store {
 
 // Parameters of one version. The bytes stay as they are for as long as this lives, whatever is
-// applied meanwhile.
+// applied meanwhile; it may outlive the state, not the memory budget.
 struct PinnedParameters {
   std::shared_ptr<const void> pin;
   absl::Span<const char> bytes;
@@ -35,32 +37,44 @@ struct JobStateOptions {
   v1::JobSpec spec;  // normalised
   const ModelTable* model = nullptr;
   std::map<uint32_t, Chunk> chunks;  // held here
-  bool digests = false;            // of each chunk at each step: there are replicas to compare with
-  MemoryBudget* budget = nullptr;  // these outlive the state
+  bool digests = false;              // of each chunk at each step: there are replicas to compare
+  MemoryBudget* budget = nullptr;    // these and the model outlive the state
   TaskPool* pool = nullptr;
 };
 
 class JobState {
  public:
-  // Allocates everything. RESOURCE_EXHAUSTED: with the bytes wanted, free and allowed.
+  // Allocates everything, on the calling thread and the pool. RESOURCE_EXHAUSTED: with the bytes
+  // wanted, free and allowed.
   static absl::StatusOr<std::unique_ptr<JobState>> Create(const JobStateOptions& options);
-  // Waits for what is on its way.
+  // Waits for what is on its way. Not on a thread of the pool.
   virtual ~JobState() = default;
 
-  // Fills chunks in order, on the calling thread and the pool. `moments` may be null: zeros.
-  // `on_chunk` is told of each that is there. The sources' errors; CANCELLED once `stop` is true.
+  // Frees every chunk except `keep`, then allocates those of `chunks` that are not among them.
+  // Between other calls, beside Parameters and Stage alone. The errors of Create: then only `keep`
+  // is left.
+  virtual absl::Status Change(const std::map<uint32_t, Chunk>& chunks,
+                              absl::Span<const uint32_t> keep) = 0;
+
+  // Fills newly allocated chunks, about in order, on the calling thread and the pool. Moments may
+  // be null: they stay zeros. `on_chunk` is told of each that is there, from any thread. The
+  // sources' errors; CANCELLED once `stop` is true.
   struct Sources {
     const ParameterSource* master = nullptr;
     const ParameterSource* exp_avg = nullptr;
     const ParameterSource* exp_avg_sq = nullptr;
   };
-  virtual absl::Status Fill(const Sources& sources, const std::function<void(uint32_t)>& on_chunk,
+  virtual absl::Status Fill(const Sources& sources, absl::Span<const uint32_t> chunks,
+                            const std::function<void(uint32_t)>& on_chunk,
                             const std::atomic<bool>* stop) = 0;
   // fp32 values of one kind that another store has; once all kinds of a chunk are whole,
-  // FinishChunk makes its parameters.
+  // FinishChunk makes its parameters. Which kinds a chunk has: HasKind. Thread-safe for disjoint
+  // ranges.
+  virtual bool HasKind(uint32_t chunk, StateKind kind) const = 0;
   virtual absl::Status SetState(uint32_t chunk, StateKind kind, int64_t begin,
                                 absl::Span<const float> values) = 0;
   virtual absl::Status FinishChunk(uint32_t chunk) = 0;
+  // Thread-safe beside all but Apply, Fill and SetState.
   virtual absl::Status GetState(uint32_t chunk, StateKind kind, int64_t begin,
                                 absl::Span<float> values) const = 0;
 
@@ -71,33 +85,38 @@ class JobState {
 
   // One step over all trained chunks, on the pool; returns at once. `on_chunk` as chunks get ready,
   // in order of their first use in a forward pass as far as that goes, with the CRC-32C of the
-  // master weights (0 without digests); then `done`, once. Both from the pool's threads.
+  // master weights (0 without digests); then `done`, once. Both from the pool's threads. After an
+  // error (RESOURCE_EXHAUSTED) the state is of no further use.
   virtual void Apply(const v1::StepDecision& decision,
                      std::function<void(uint32_t chunk, uint32_t digest)> on_chunk,
                      std::function<void(const absl::Status&)> done) = 0;
 
-  // Thread-safe. In the compute type.
+  // Thread-safe. In the compute type. FAILED_PRECONDITION: the chunk is being updated.
   virtual absl::StatusOr<PinnedParameters> Parameters(uint32_t chunk, int64_t begin,
                                                       int64_t count) = 0;
 
   // Keeps the version that is here now for WriteSnapshot: until it is written, whatever changes a
   // chunk first copies it into memory from a bounded pool, or waits for it to be written. Call it
-  // between an Apply and the next.
+  // between an Apply and the next, and once the WriteSnapshot before has returned.
   virtual void PreserveSnapshot(const v1::SnapshotOrder& order) = 0;
   // Writes and syncs this store's file; on the calling thread, beside everything else. `progress`
   // is told of bytes written. The result's `problem` is empty where all went well; then `done`.
   virtual v1::SnapshotReport WriteSnapshot(FileSystem* files,
                                            const std::function<void(uint64_t)>& progress,
                                            const std::atomic<bool>* stop) = 0;
+  // Nothing is kept any more; also while WriteSnapshot runs, which then soon fails. Thread-safe.
   virtual void EndSnapshot() = 0;
 
-  // Of the fp32 weights of these chunks, as WeightDigest has them.
+  // Of the fp32 weights of these chunks, as WeightDigest has them. On the pool too; not beside
+  // Apply.
   virtual absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const = 0;
 
+  // Thread-safe.
   virtual v1::StoreUsage usage() const = 0;
 };
 
-// What Create will take of the budget.
+// What Create will take of the budget: the sum of ChunkBytes::Total. While a snapshot is written,
+// up to four chunks more are taken where the budget has them; without, updates wait for the disk.
 uint64_t BytesOf(const JobStateOptions& options);
 
 }  // namespace zeroshard::store

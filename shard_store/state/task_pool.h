@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -20,17 +21,24 @@ class TaskPool {
   TaskPool& operator=(const TaskPool&) = delete;
 
   // Tasks begin in the order in which they were added, those of a node on its threads (-1: any).
-  // A task must not wait for another of the pool.
+  // A task must not wait for another of the pool, and must not throw.
   void Add(std::function<void()> task, int node = -1);
   int threads() const { return static_cast<int>(threads_.size()); }
-  int nodes() const { return nodes_; }
+  int nodes() const { return nodes_; }  // that have threads
 
  private:
-  void Main(int node);
+  struct Task {
+    uint64_t order = 0;
+    std::function<void()> run;
+  };
+
+  void Main(int node, const std::vector<int>& cpus);
+  bool Next(int node, std::function<void()>* task);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::deque<std::function<void()>>> queues_;  // by node; the last is anybody's
+  std::vector<std::deque<Task>> queues_;  // by node; the last is anybody's
+  uint64_t added_ = 0;
   bool ending_ = false;
   int nodes_ = 1;
   std::vector<std::thread> threads_;

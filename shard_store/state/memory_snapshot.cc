@@ -1,0 +1,284 @@
+// MemoryState: a version kept and written while the next steps are applied.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/store.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "shard_store/state/memory_state.h"
+
+namespace zeroshard::store {
+namespace {
+
+constexpr size_t kMostCopies = 4;  // chunks
+
+}  // namespace
+
+struct MemoryState::Snapshot {
+  v1::SnapshotOrder order;
+  std::vector<ChunkPtr> chunks;  // that are written, by number
+  absl::Status status;           // of the order
+
+  // Guarded by the state's mutex.
+  bool ended = false;
+  std::vector<std::shared_ptr<Buffer>> free;  // room for a copy each
+  std::map<uint32_t, std::shared_ptr<Buffer>> copies;
+};
+
+void MemoryState::PreserveSnapshot(const v1::SnapshotOrder& order) {
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->order = order;
+  std::vector<uint32_t> ids(order.chunks().begin(), order.chunks().end());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  absl::StatusOr<std::vector<ChunkPtr>> found = FindAll(ids);
+  snapshot->status = found.status();
+  if (found.ok()) snapshot->chunks = *std::move(found);
+  uint64_t room = 0;
+  size_t trained = 0;
+  for (const ChunkPtr& chunk : snapshot->chunks) {
+    if (!chunk->chunk.trained) continue;
+    ++trained;
+    room = std::max<uint64_t>(room, chunk->master->size() + chunk->exp_avg->size() +
+                                        (momentum_only_ ? 0 : chunk->exp_avg_sq->size()));
+  }
+  // As many as there is memory for: without a copy an update waits until its chunk is written.
+  for (size_t i = 0; i < std::min(trained, kMostCopies); ++i) {
+    if (!budget_->Take(room, "a copy for a snapshot").ok()) break;
+    auto copy = Buffer::Allocate(static_cast<size_t>(room), budget_);
+    if (!copy.ok()) break;
+    snapshot->free.push_back(*std::move(copy));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const ChunkPtr& chunk : snapshot->chunks)
+    if (chunk->chunk.trained) chunk->hold = SnapshotHold::kPending;
+  snapshot_ = std::move(snapshot);
+}
+
+bool MemoryState::LetGo(const ChunkPtr& chunk, std::function<void()> retry) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (chunk->hold == SnapshotHold::kNone || chunk->hold == SnapshotHold::kCopied) return true;
+  if (chunk->hold != SnapshotHold::kPending || snapshot_->free.empty()) {
+    aside_[chunk->id] = std::move(retry);
+    return false;
+  }
+  const std::shared_ptr<Snapshot> snapshot = snapshot_;
+  std::shared_ptr<Buffer> copy = std::move(snapshot->free.back());
+  snapshot->free.pop_back();
+  chunk->hold = SnapshotHold::kCopying;
+  lock.unlock();
+  char* out = copy->data();
+  for (const auto& buffer : {chunk->master, chunk->exp_avg, chunk->exp_avg_sq}) {
+    if (buffer == nullptr) continue;
+    std::memcpy(out, buffer->data(), buffer->size());
+    out += buffer->size();
+  }
+  lock.lock();
+  if (snapshot->ended) {
+    chunk->hold = SnapshotHold::kNone;
+  } else {
+    chunk->hold = SnapshotHold::kCopied;
+    snapshot->copies[chunk->id] = std::move(copy);
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void MemoryState::Resume(uint32_t chunk) {
+  const auto found = aside_.find(chunk);
+  if (found == aside_.end()) return;
+  const auto node = chunks_.find(chunk);
+  pool_->Add(std::move(found->second), node == chunks_.end() ? -1 : node->second->node);
+  aside_.erase(found);
+}
+
+void MemoryState::ResumeOnePending() {
+  for (const auto& [id, task] : aside_) {
+    const auto found = chunks_.find(id);
+    if (found == chunks_.end() || found->second->hold != SnapshotHold::kPending) continue;
+    Resume(id);
+    return;
+  }
+}
+
+void MemoryState::EndSnapshot() {
+  std::shared_ptr<Snapshot> snapshot;  // its copies go outside the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  snapshot = std::move(snapshot_);
+  if (snapshot == nullptr) return;
+  snapshot->ended = true;
+  for (const ChunkPtr& chunk : snapshot->chunks) {
+    if (chunk->hold == SnapshotHold::kPending || chunk->hold == SnapshotHold::kCopied)
+      chunk->hold = SnapshotHold::kNone;
+    if (chunk->hold == SnapshotHold::kNone) Resume(chunk->id);
+  }
+  changed_.notify_all();
+}
+
+// Goes through the chunks in order, holding one at a time.
+class MemoryState::SnapshotWriter {
+ public:
+  SnapshotWriter(MemoryState* state, std::shared_ptr<Snapshot> snapshot,
+                 const std::function<void(uint64_t)>& progress, const std::atomic<bool>* stop)
+      : state_(*state), snapshot_(std::move(snapshot)), progress_(progress), stop_(stop) {}
+  ~SnapshotWriter() { Release(); }
+
+  absl::StatusOr<CheckpointFile> Write(FileSystem* files) {
+    ZS_RETURN_IF_ERROR(snapshot_->status);
+    MakePieces();
+    ZS_ASSIGN_OR_RETURN(
+        CheckpointFile file,
+        WriteStateFile(files, snapshot_->order.folder(), static_cast<int>(snapshot_->order.index()),
+                       static_cast<int>(snapshot_->order.count()), pieces_,
+                       [this](size_t piece) { return Values(piece); }));
+    // Those without a piece are part of the digests too.
+    while (next_ < snapshot_->chunks.size()) ZS_RETURN_IF_ERROR(Advance());
+    return file;
+  }
+  const WeightDigest& digest(int kind) const { return digests_[kind]; }
+
+ private:
+  struct Place {
+    size_t chunk = 0;  // index
+    int64_t begin = 0;
+  };
+
+  void MakePieces() {
+    for (size_t i = 0; i < snapshot_->chunks.size(); ++i) {
+      const MemoryChunk& chunk = *snapshot_->chunks[i];
+      for (int k = 0; k < kStateKinds; ++k) {
+        const auto kind = static_cast<StateKind>(k);
+        if (!chunk.Has(kind)) continue;
+        for (const TensorPart& part : chunk.tensors) {
+          if (kind != StateKind::kMaster && !part.tensor->trainable) continue;
+          pieces_.push_back({.kind = kind,
+                             .tensor = part.tensor->name,
+                             .shape = part.tensor->shape,
+                             .begin = part.in_tensor,
+                             .end = part.in_tensor + (part.end - part.begin)});
+          places_.push_back({i, part.begin});
+        }
+      }
+    }
+  }
+
+  absl::StatusOr<const float*> Values(size_t piece) {
+    if (stop_ != nullptr && *stop_) return absl::CancelledError("the snapshot was given up");
+    while (next_ <= places_[piece].chunk) ZS_RETURN_IF_ERROR(Advance());
+    if (progress_) {
+      progress_(static_cast<uint64_t>(pieces_[piece].end - pieces_[piece].begin) * sizeof(float));
+    }
+    return values_[static_cast<int>(pieces_[piece].kind)] + places_[piece].begin;
+  }
+
+  // Lets the chunk go and takes the next.
+  absl::Status Advance() {
+    Release();
+    const ChunkPtr& chunk = snapshot_->chunks[next_];
+    if (chunk->chunk.trained) {
+      ZS_RETURN_IF_ERROR(Hold(chunk));
+    } else if (chunk->Rounded()) {
+      rounded_.resize(static_cast<size_t>(chunk->size()));
+      chunk->Read(StateKind::kMaster, 0, absl::MakeSpan(rounded_));
+      values_[0] = rounded_.data();
+    } else {
+      values_[0] = chunk->Kind(StateKind::kMaster);
+    }
+    ++next_;
+    for (int kind = 0; kind < kStateKinds; ++kind) {
+      if (values_[kind] == nullptr) continue;
+      digests_[kind].Add(static_cast<uint64_t>(chunk->chunk.unit),
+                         static_cast<uint64_t>(chunk->chunk.begin),
+                         absl::MakeConstSpan(values_[kind], static_cast<size_t>(chunk->size())));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Hold(const ChunkPtr& chunk) {
+    std::unique_lock<std::mutex> lock(state_.mutex_);
+    // A copy takes milliseconds.
+    state_.changed_.wait(lock, [&] { return chunk->hold != SnapshotHold::kCopying; });
+    if (snapshot_->ended) return absl::CancelledError("the snapshot was given up");
+    held_ = chunk;
+    if (chunk->hold == SnapshotHold::kCopied) {
+      copy_ = std::move(snapshot_->copies[chunk->id]);
+      snapshot_->copies.erase(chunk->id);
+      chunk->hold = SnapshotHold::kNone;
+      const float* at = copy_->as<float>();
+      for (int kind = 0; kind < kStateKinds; ++kind) {
+        if (chunk->Kind(static_cast<StateKind>(kind)) == nullptr) continue;
+        values_[kind] = at;
+        at += chunk->size();
+      }
+      return absl::OkStatus();
+    }
+    chunk->hold = SnapshotHold::kWriting;
+    for (int kind = 0; kind < kStateKinds; ++kind)
+      values_[kind] = chunk->Kind(static_cast<StateKind>(kind));
+    return absl::OkStatus();
+  }
+
+  void Release() {
+    std::fill(std::begin(values_), std::end(values_), nullptr);
+    if (held_ == nullptr) return;
+    std::lock_guard<std::mutex> lock(state_.mutex_);
+    if (copy_ != nullptr) {
+      snapshot_->free.push_back(std::move(copy_));
+      copy_ = nullptr;
+      if (!snapshot_->ended) state_.ResumeOnePending();
+    } else {
+      held_->hold = SnapshotHold::kNone;
+      state_.Resume(held_->id);
+    }
+    held_ = nullptr;
+  }
+
+  MemoryState& state_;
+  const std::shared_ptr<Snapshot> snapshot_;
+  const std::function<void(uint64_t)>& progress_;
+  const std::atomic<bool>* const stop_;
+  std::vector<StatePiece> pieces_;
+  std::vector<Place> places_;
+  size_t next_ = 0;  // chunks before it were taken
+  ChunkPtr held_;    // a trained one that is being read
+  std::shared_ptr<Buffer> copy_;
+  std::vector<float> rounded_;
+  const float* values_[kStateKinds] = {};
+  WeightDigest digests_[kStateKinds];
+};
+
+v1::SnapshotReport MemoryState::WriteSnapshot(FileSystem* files,
+                                              const std::function<void(uint64_t)>& progress,
+                                              const std::atomic<bool>* stop) {
+  std::shared_ptr<Snapshot> snapshot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    snapshot = snapshot_;
+  }
+  v1::SnapshotReport report;
+  report.set_done(true);
+  if (snapshot == nullptr) {
+    report.set_problem("the snapshot was given up");
+    return report;
+  }
+  report.set_step(snapshot->order.step());
+  SnapshotWriter writer(this, snapshot, progress, stop);
+  const absl::StatusOr<CheckpointFile> file = writer.Write(files);
+  if (!file.ok()) {
+    report.set_problem(std::string(file.status().message()));
+    return report;
+  }
+  report.set_file(file->name);
+  report.set_bytes(file->bytes);
+  report.set_crc32c(file->crc32c);
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    report.add_digests(writer.digest(kind).low);
+    report.add_digests(writer.digest(kind).high);
+  }
+  return report;
+}
+
+}  // namespace zeroshard::store
