@@ -221,16 +221,16 @@ class Reader {
                      absl::StrCat("is a DeepSpeed key that ZeroShard does not support: ", advice));
     }
     const std::string shown = Join(parent, Shorten(key));
-    const std::string nearest = NearestKey(key, KeysOf(type));
-    if (!nearest.empty()) {
-      return Problem(mark, shown, absl::StrCat("unknown key; did you mean ", nearest, "?"));
-    }
     std::vector<std::string> elsewhere;
     FindElsewhere(spec_->GetDescriptor(), key, "", &elsewhere);
     if (!elsewhere.empty()) {
       return Problem(
           mark, shown,
           absl::StrCat("no such key here; did you mean ", absl::StrJoin(elsewhere, " or "), "?"));
+    }
+    const std::string nearest = NearestKey(key, KeysOf(type));
+    if (!nearest.empty()) {
+      return Problem(mark, shown, absl::StrCat("unknown key; did you mean ", nearest, "?"));
     }
     Problem(mark, shown,
             absl::StrCat("unknown key; known here are ", absl::StrJoin(KeysOf(type), ", ")));
