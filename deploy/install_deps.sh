@@ -10,7 +10,7 @@ readonly BUILD_PACKAGES=(
   prometheus-cpp-dev libcurl4-openssl-dev
   libgloo-dev libdnnl-dev ocl-icd-opencl-dev libhwy-dev
   libsqlite3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
-  pkg-config libisal-dev libpcre2-dev libutf8proc-dev
+  pkg-config libisal-dev libpcre2-dev libutf8proc-dev liburing-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the checks in tests/ and .ci/ call.
