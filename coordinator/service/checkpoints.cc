@@ -122,6 +122,7 @@ absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string
   checkpoint.step = manifest.step;
   checkpoint.run_id = manifest.run_id;
   checkpoint.dir = manifest.spec.checkpoint().dir();
+  checkpoint.next_sample = manifest.next_sample;
   checkpoint.skipped = std::move(found.skipped);
   if (!weights_only) checkpoint.changes = Changes(manifest.spec, spec);
   return checkpoint;

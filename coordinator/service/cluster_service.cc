@@ -1,5 +1,6 @@
 #include "coordinator/service/cluster_service.h"
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,8 @@ namespace {
 // Messages that a member has not taken; heartbeats are answered one by one, so that more than this
 // means that it does not read.
 constexpr size_t kMaxUnsent = 1000;
+// Likewise: the map of a large job is a megabyte, and every step of it is told to every store.
+constexpr size_t kMaxUnsentBytes = 256 << 20;
 
 // One member's stream. Owns itself until gRPC is done with it.
 class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>,
@@ -29,12 +32,15 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
   void Send(v1::CoordinatorMessage message) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closing_) return;
-    if (unsent_.size() >= kMaxUnsent) {
+    const size_t bytes = message.ByteSizeLong();
+    const bool full = unsent_bytes_ + bytes > kMaxUnsentBytes && !unsent_.empty();
+    if (full || unsent_.size() >= kMaxUnsent) {
       unsent_.erase(unsent_.begin() + 1, unsent_.end());  // the first is being written
       lock.unlock();
       Close();
       return;
     }
+    unsent_bytes_ += bytes;
     unsent_.push_back(std::move(message));
     if (unsent_.size() == 1) StartWrite(&unsent_.front());
   }
@@ -57,6 +63,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
 
   void OnWriteDone(bool ok) override {
     std::lock_guard<std::mutex> lock(mutex_);
+    unsent_bytes_ -= std::min(unsent_bytes_, unsent_.front().ByteSizeLong());
     unsent_.pop_front();
     if (!ok) {
       closing_ = true;
@@ -96,6 +103,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
   v1::MemberMessage incoming_;
   std::mutex mutex_;
   std::deque<v1::CoordinatorMessage> unsent_;  // the first is being written
+  size_t unsent_bytes_ = 0;
   bool closing_ = false;
   bool finished_ = false;
 };
@@ -132,6 +140,18 @@ grpc::ServerUnaryReactor* ClusterService::ReportSteps(grpc::CallbackServerContex
   return UnaryCall::Start(
       engine_, coordinator::ReportSteps{0, *request},
       [response](const Reply& reply) { response->set_committed_step(reply.number); });
+}
+
+grpc::ServerUnaryReactor* ClusterService::CommitStep(grpc::CallbackServerContext* context,
+                                                     const v1::CommitStepRequest* request,
+                                                     v1::CommitStepResponse* response) {
+  const absl::Duration asked = engine_->Elapsed();
+  return UnaryCall::Start(engine_, coordinator::CommitStep{0, *request},
+                          [this, asked, response](const Reply& reply) {
+                            // The core has made these bytes.
+                            response->mutable_decision()->ParseFromString(reply.text);
+                            engine_->CountCommit(asked);
+                          });
 }
 
 grpc::ServerUnaryReactor* ClusterService::ReportEnd(grpc::CallbackServerContext* context,

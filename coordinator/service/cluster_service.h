@@ -26,6 +26,9 @@ class ClusterService : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* ReportSteps(grpc::CallbackServerContext* context,
                                         const v1::ReportStepsRequest* request,
                                         v1::ReportStepsResponse* response) override;
+  grpc::ServerUnaryReactor* CommitStep(grpc::CallbackServerContext* context,
+                                       const v1::CommitStepRequest* request,
+                                       v1::CommitStepResponse* response) override;
   grpc::ServerUnaryReactor* ReportEnd(grpc::CallbackServerContext* context,
                                       const v1::ReportEndRequest* request,
                                       v1::ReportEndResponse* response) override;

@@ -50,6 +50,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
     std::lock_guard<std::mutex> lock(engine->mutex_);
     engine->Enqueue(std::move(decision));
   }
+  engine->snapshots_ = std::make_unique<SnapshotWriter>(SnapshotWriter::Options{
+      .files = options.files == nullptr ? &FileSystem::Real() : options.files,
+      .clock = options.clock,
+      .post = [raw = engine.get()](Event event) { raw->Post(std::move(event)); }});
   engine->writer_ = std::thread([raw = engine.get()] { raw->WriterLoop(); });
   engine->timer_ = std::thread([raw = engine.get()] { raw->TimerLoop(); });
   return engine;
@@ -241,6 +245,20 @@ absl::Status Engine::CarryOut(Action& action) {
     absl::Status status = files_.AppendHistory(history->job, history->run_id, history->records);
     if (status.ok()) metrics_->SetSteps(history->job, history->records);
     return status;
+  } else if (auto* cut = std::get_if<TruncateHistory>(&action)) {
+    absl::Status status = files_.Truncate(cut->job, cut->run_id, cut->first_step);
+    if (status.ok()) metrics_->SetCommitted(cut->job, cut->first_step - 1);
+    return status;
+  } else if (auto* open = std::get_if<OpenSnapshots>(&action)) {
+    snapshots_->Do(std::move(*open));
+  } else if (auto* begin = std::get_if<BeginSnapshot>(&action)) {
+    snapshots_->Do(std::move(*begin));
+  } else if (auto* complete = std::get_if<CompleteSnapshot>(&action)) {
+    snapshots_->Do(std::move(*complete));
+  } else if (auto* abandon = std::get_if<AbandonSnapshot>(&action)) {
+    snapshots_->Do(std::move(*abandon));
+  } else if (auto* let_go = std::get_if<CloseSnapshots>(&action)) {
+    snapshots_->Do(std::move(*let_go));
   } else if (auto* samples = std::get_if<AppendSamples>(&action)) {
     const absl::Status status =
         files_.AppendSamples(samples->job, samples->run_id, samples->samples);
@@ -381,6 +399,7 @@ void Engine::Stop() {
   }
   if (writer_.joinable()) writer_.join();
   if (timer_.joinable()) timer_.join();
+  snapshots_.reset();
 }
 
 }  // namespace zeroshard::coordinator

@@ -18,6 +18,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/service/job_files.h"
 #include "coordinator/service/metrics.h"
+#include "coordinator/service/snapshot_writer.h"
 
 namespace zeroshard::coordinator {
 
@@ -45,7 +46,8 @@ class Engine {
   struct Options {
     CoreOptions core;
     std::string data_dir;
-    Clock* clock = nullptr;                    // outlives the engine
+    Clock* clock = nullptr;                    // outlives the process's threads
+    FileSystem* files = nullptr;               // of checkpoints; null: the real one
     prometheus::Registry* registry = nullptr;  // likewise
     // Called once when the engine cannot go on: the log or a history cannot be written, or the disk
     // takes so long that `max_waiting` decisions wait for it. The process must end with this error.
@@ -77,6 +79,9 @@ class Engine {
   }
   // The caller gave up. True if the handler was not called and never will be.
   bool Drop(RequestId request);
+  // A step's decision was answered; `asked`: what Elapsed said when it was asked for.
+  absl::Duration Elapsed() const { return options_.clock->Now(); }
+  void CountCommit(absl::Duration asked) { metrics_->ObserveCommit(Elapsed() - asked); }
 
   // --- views ---
   struct View {
@@ -146,6 +151,7 @@ class Engine {
 
   std::thread writer_;
   std::thread timer_;
+  std::unique_ptr<SnapshotWriter> snapshots_;  // the writer thread's; last: it posts events
 };
 
 }  // namespace zeroshard::coordinator

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/checkpoint/file_system.h"
 #include "common/files.h"
 #include "common/log.h"
 #include "common/spec/history_line.h"
@@ -65,6 +66,37 @@ absl::Status Carry(const std::string& from, const std::string& to, const char* n
       return added;
     }
   }
+}
+
+// Takes every record of `first_step` or later out of a file.
+template <typename Reader, typename Format>
+absl::Status Cut(const std::string& folder, const char* name, uint64_t first_step, Format format) {
+  const std::string path = folder + name;
+  const std::string part = path + ".part";
+  unlink(part.c_str());  // of a cut that a crash cut short
+  Reader reader(path);
+  bool any = false;
+  while (true) {
+    const auto records = reader.Next(10000);
+    if (!records.ok()) return records.status();
+    if (records->empty()) break;
+    std::string kept;
+    for (const auto& record : *records) {
+      if (record.step() < first_step) {
+        absl::StrAppend(&kept, format(record), "\n");
+      } else {
+        any = true;
+      }
+    }
+    if (absl::Status added = AppendWhole(part, kept, /*sync=*/true); !added.ok()) return added;
+  }
+  if (!any) {
+    unlink(part.c_str());
+    return absl::OkStatus();
+  }
+  if (rename(part.c_str(), path.c_str()) != 0) return ErrnoError(errno, "rename", part);
+  // Before anything is appended to the new file.
+  return FileSystem::Real().SyncFolder(folder);
 }
 
 // Hands the file's lines to `accept` until it refuses one. With `repair` what is left is cut; if
@@ -173,6 +205,22 @@ absl::StatusOr<JobFiles::Ends> JobFiles::Recover(const std::string& directory, b
     absl::StrAppend(&ends.warning, ends.warning.empty() ? "" : "; ", *warning);
   }
   return ends;
+}
+
+absl::Status JobFiles::Truncate(const std::string& job, const std::string& run_id,
+                                uint64_t first_step) {
+  const std::string folder = Path(absl::StrCat("jobs/", job));
+  const absl::StatusOr<std::string> owner = ReadFile(folder + "/run", 1024);
+  if (!owner.ok() || absl::StripSuffix(*owner, "\n") != run_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " is not the folder of ", run_id, "; its history cannot be cut"));
+  }
+  for (const absl::Status& cut :
+       {Cut<HistoryReader>(folder, "/history.jsonl", first_step, FormatHistoryLine),
+        Cut<SampleReader>(folder, "/samples.jsonl", first_step, FormatSampleLine)}) {
+    if (!cut.ok()) return cut;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status JobFiles::AppendHistory(const std::string& job, const std::string& run_id,

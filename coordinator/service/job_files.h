@@ -40,6 +40,11 @@ class JobFiles {
   // more than one torn line, the file is kept beside it as history.jsonl.damaged.
   absl::StatusOr<Ends> Recover(const std::string& directory, bool repair, uint64_t first_step = 1);
 
+  // Cuts the history and samples of this run from `first_step` on, which are of steps that will be
+  // done again. Each file is the old one or the new one at any time, on disk when this returns OK;
+  // may be repeated. A file that is not there, or has nothing to cut, stays as it is.
+  absl::Status Truncate(const std::string& job, const std::string& run_id, uint64_t first_step);
+
   // One write; on disk when it returns OK. After an error the file is as it was before.
   absl::Status AppendHistory(const std::string& job, const std::string& run_id,
                              const std::vector<v1::StepRecord>& records);

@@ -1,6 +1,7 @@
 #include "coordinator/service/line_files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,31 +15,51 @@
 namespace zeroshard::coordinator {
 namespace {
 
-template <typename Record>
+// `is_new` says whether a record has not been returned before; asked in the file's order.
+template <typename Record, typename IsNew>
 absl::StatusOr<std::vector<Record>> ParseLines(
-    LineReader* lines, size_t most, absl::StatusOr<Record> (*parse)(const std::string& line)) {
-  absl::StatusOr<std::vector<LineReader::Line>> read = lines->Next(most);
-  if (!read.ok()) return read.status();
+    LineReader* lines, size_t most, absl::StatusOr<Record> (*parse)(const std::string& line),
+    IsNew is_new) {
   std::vector<Record> records;
-  for (const LineReader::Line& line : *read) {
-    absl::StatusOr<Record> record = parse(line.text);
-    if (!record.ok()) {
-      return absl::DataLossError(
-          absl::StrCat(lines->path(), " at byte ", line.offset, ": ", record.status().message()));
+  while (records.size() < most) {
+    absl::StatusOr<std::vector<LineReader::Line>> read = lines->Next(most - records.size());
+    if (!read.ok()) return read.status();
+    if (read->empty()) break;
+    for (const LineReader::Line& line : *read) {
+      absl::StatusOr<Record> record = parse(line.text);
+      if (!record.ok()) {
+        return absl::DataLossError(
+            absl::StrCat(lines->path(), " at byte ", line.offset, ": ", record.status().message()));
+      }
+      if (is_new(*record)) records.push_back(*std::move(record));
     }
-    records.push_back(*std::move(record));
   }
   return records;
 }
 
+FileId IdOf(int file) {
+  struct statx status;
+  if (statx(file, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &status) != 0) return FileId();
+  FileId id;
+  id.device = (uint64_t{status.stx_dev_major} << 32) | status.stx_dev_minor;
+  id.inode = status.stx_ino;
+  if ((status.stx_mask & STATX_BTIME) != 0) {
+    id.born_ns = status.stx_btime.tv_sec * 1'000'000'000 + status.stx_btime.tv_nsec;
+  }
+  return id;
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most) {
+absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most,
+                                     FileId* id) {
+  if (id != nullptr) *id = FileId();
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) {
     if (errno == ENOENT) return std::string();
     return ErrnoError(errno, "open", path);
   }
+  if (id != nullptr) *id = IdOf(file.get());
   std::string text(most, '\0');
   size_t done = 0;
   while (done < most) {
@@ -121,7 +142,16 @@ absl::StatusOr<v1::SampleRecord> ParseSampleLine(const std::string& line) {
 }
 
 absl::StatusOr<std::vector<LineReader::Line>> LineReader::Next(size_t most) {
-  absl::StatusOr<std::string> part = ReadPart(path_, offset_, chunk_);
+  FileId id;
+  absl::StatusOr<std::string> part = ReadPart(path_, offset_, chunk_, &id);
+  if (part.ok() && id != id_) {
+    if (id_ != FileId()) {
+      ++replaced_;
+      offset_ = 0;
+      part = ReadPart(path_, 0, chunk_, &id);
+    }
+    id_ = id;
+  }
   if (!part.ok()) return part.status();
   std::vector<Line> lines;
   size_t begin = 0;
@@ -134,11 +164,24 @@ absl::StatusOr<std::vector<LineReader::Line>> LineReader::Next(size_t most) {
 }
 
 absl::StatusOr<std::vector<v1::StepRecord>> HistoryReader::Next(size_t most) {
-  return ParseLines(&lines_, most, ParseHistoryLine);
+  return ParseLines(&lines_, most, ParseHistoryLine, [this](const v1::StepRecord& record) {
+    if (lines_.replaced() > 0 && record.step() <= last_) return false;
+    last_ = record.step();
+    return true;
+  });
 }
 
 absl::StatusOr<std::vector<v1::SampleRecord>> SampleReader::Next(size_t most) {
-  return ParseLines(&lines_, most, ParseSampleLine);
+  return ParseLines(&lines_, most, ParseSampleLine, [this](const v1::SampleRecord& record) {
+    if (lines_.replaced() > 0) {
+      if (record.step() < last_) return false;
+      if (record.step() == last_ && prompts_.contains(record.prompt())) return false;
+    }
+    if (record.step() != last_) prompts_.clear();
+    last_ = record.step();
+    prompts_.insert(record.prompt());
+    return true;
+  });
 }
 
 absl::StatusOr<std::string> LogReader::Next(size_t most_bytes) {

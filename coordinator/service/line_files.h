@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,19 @@ absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line);
 std::string FormatSampleLine(const v1::SampleRecord& record);
 absl::StatusOr<v1::SampleRecord> ParseSampleLine(const std::string& line);
 
-// Up to `most` bytes from `offset` on; nothing where there is no such file.
-absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most);
+// Tells a file from one that has taken its name, and its inode perhaps.
+struct FileId {
+  uint64_t device = 0, inode = 0;  // 0: there is none
+  int64_t born_ns = 0;             // where the file system knows it
+  bool operator==(const FileId&) const = default;
+};
 
-// A missing file reads as empty. A last line without its newline is not there yet.
+// Up to `most` bytes from `offset` on; nothing where there is no such file. `id`: of which file.
+absl::StatusOr<std::string> ReadPart(const std::string& path, uint64_t offset, size_t most,
+                                     FileId* id = nullptr);
+
+// A missing file reads as empty. A last line without its newline is not there yet. Where another
+// file has taken the name, it is read from its beginning.
 class LineReader {
  public:
   // Lines are longer than `chunk` nowhere.
@@ -34,15 +44,21 @@ class LineReader {
   // At most `most` further lines; none at the end of what is there now.
   absl::StatusOr<std::vector<Line>> Next(size_t most);
   uint64_t offset() const { return offset_; }  // behind the last line returned
+  // How often another file was found in the place of the one read so far.
+  size_t replaced() const { return replaced_; }
   const std::string& path() const { return path_; }
 
  private:
   const std::string path_;
   const size_t chunk_;
   uint64_t offset_ = 0;
+  FileId id_;
+  size_t replaced_ = 0;
 };
 
-// The same as records. DATA_LOSS: a line that is none.
+// The same as records. DATA_LOSS: a line that is none. A history that was cut and goes on
+// (JobFiles::Truncate) is read as one: what was returned before is not returned again, also where
+// it was done again.
 class HistoryReader {
  public:
   explicit HistoryReader(std::string path) : lines_(std::move(path), kChunk) {}
@@ -51,6 +67,7 @@ class HistoryReader {
 
  private:
   LineReader lines_;
+  uint64_t last_ = 0;  // step returned
 };
 
 class SampleReader {
@@ -61,6 +78,8 @@ class SampleReader {
 
  private:
   LineReader lines_;
+  uint64_t last_ = 0;              // step returned
+  std::set<std::string> prompts_;  // returned of that step
 };
 
 // The same as text, in pieces that end with a whole line where there is one.

@@ -8,6 +8,10 @@ const prometheus::Histogram::BucketBoundaries kRecoveryBuckets = {0.5, 1,  2,   
 const prometheus::Histogram::BucketBoundaries kBarrierBuckets = {0.001, 0.01, 0.1, 0.5, 1,
                                                                  5,     10,   30,  60,  120};
 
+// A decision waits for the gradients that are still on their way.
+const prometheus::Histogram::BucketBoundaries kCommitBuckets = {0.001, 0.002, 0.005, 0.01, 0.02,
+                                                                0.05,  0.1,   0.5,   1,    10};
+
 template <typename Builder>
 auto& Register(Builder builder, const char* name, const char* help,
                prometheus::Registry* registry) {
@@ -40,7 +44,12 @@ Metrics::Metrics(prometheus::Registry* registry)
                 .Add({})),
       barrier_(Register(prometheus::BuildHistogram(), "zeroshard_coordinator_barrier_seconds",
                         "From the first arrival at a barrier until the last.", registry)
-                   .Add({}, kBarrierBuckets)) {
+                   .Add({}, kBarrierBuckets)),
+      commit_(Register(prometheus::BuildHistogram(), "zeroshard_coordinator_step_commit_seconds",
+                       "From an offloaded job's request to commit a step until its decision is "
+                       "durable and answered.",
+                       registry)
+                  .Add({}, kCommitBuckets)) {
   SetMembers({});
 }
 
@@ -112,6 +121,11 @@ void Metrics::SetSteps(const std::string& job, const std::vector<v1::StepRecord>
   }
 }
 
+void Metrics::SetCommitted(const std::string& job, uint64_t step) {
+  const auto found = jobs_.find(job);
+  if (found != jobs_.end()) found->second.committed->Set(static_cast<double>(step));
+}
+
 void Metrics::SetMembers(const std::map<std::pair<std::string, std::string>, size_t>& counts) {
   for (const char* kind : {"worker", "store"}) {
     for (const char* state : {"idle", "running", "lost"}) {
@@ -121,6 +135,8 @@ void Metrics::SetMembers(const std::map<std::pair<std::string, std::string>, siz
     }
   }
 }
+
+void Metrics::ObserveCommit(absl::Duration took) { commit_.Observe(absl::ToDoubleSeconds(took)); }
 
 void Metrics::SetTerm(uint64_t term) { term_.Set(static_cast<double>(term)); }
 

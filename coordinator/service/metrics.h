@@ -22,9 +22,13 @@ class Metrics {
   void Apply(const Measure& measure, absl::Duration now);
   // `records` in order, at least one.
   void SetSteps(const std::string& job, const std::vector<v1::StepRecord>& records);
+  // A job goes on from an earlier step.
+  void SetCommitted(const std::string& job, uint64_t step);
   // By kind ("worker", "store") and state ("idle", "running", "lost").
   void SetMembers(const std::map<std::pair<std::string, std::string>, size_t>& counts);
   void SetTerm(uint64_t term);
+  // From a step's request until its decision was answered. Thread-safe.
+  void ObserveCommit(absl::Duration took);
   // Takes away what has lingered.
   void Expire(absl::Duration now);
 
@@ -50,6 +54,7 @@ class Metrics {
   prometheus::Family<prometheus::Gauge>& members_;
   prometheus::Gauge& term_;
   prometheus::Histogram& barrier_;
+  prometheus::Histogram& commit_;
   std::map<std::string, Series> jobs_;
   std::map<std::string, std::pair<absl::Duration, prometheus::Counter*>> lingering_;
 };

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "absl/strings/str_cat.h"
 #include "tests/common/temp_folder.h"
 
@@ -225,6 +228,94 @@ TEST(ParseHistoryLine, RefusesWhatIsNoStep) {
                            "\"tokens\":1,\"seconds\":1}"}) {
     EXPECT_FALSE(ParseHistoryLine(line).ok()) << line;
   }
+}
+
+v1::SampleRecord Sample(uint64_t step, const std::string& prompt) {
+  v1::SampleRecord sample;
+  sample.set_step(step);
+  sample.set_prompt(prompt);
+  sample.set_text("text");
+  return sample;
+}
+
+TEST_F(JobFilesTest, WhatIsCutIsGoneAndWhatStaysIsByteForByteTheSame) {
+  Append(1, 4);
+  const std::string kept = Contents(HistoryPath());
+  Append(5, 9);
+  ASSERT_TRUE(
+      files.AppendSamples("a", "a-1", {Sample(4, "x"), Sample(4, "y"), Sample(8, "x")}).ok());
+  ASSERT_TRUE(files.Truncate("a", "a-1", 5).ok());
+  EXPECT_EQ(Contents(HistoryPath()), kept);
+  EXPECT_EQ(Contents(folder / "jobs/a/samples.jsonl"),
+            "{\"step\":4,\"prompt\":\"x\",\"text\":\"text\"}\n"
+            "{\"step\":4,\"prompt\":\"y\",\"text\":\"text\"}\n");
+  // Said again after a restart, and with nothing there to cut.
+  ASSERT_TRUE(files.Truncate("a", "a-1", 5).ok());
+  EXPECT_EQ(Contents(HistoryPath()), kept);
+  EXPECT_FALSE(std::filesystem::exists(HistoryPath() + ".part"));
+  // Everything: the run goes on from its first step.
+  ASSERT_TRUE(files.Truncate("a", "a-1", 1).ok());
+  EXPECT_EQ(Contents(HistoryPath()), "");
+}
+
+TEST_F(JobFilesTest, AHistoryThatCannotBeCutIsLeftAsItIs) {
+  Append(1, 4);
+  const std::string before = Contents(HistoryPath());
+  EXPECT_EQ(files.Truncate("a", "a-2", 2).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(files.Truncate("b", "b-1", 2).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(std::filesystem::create_directories(HistoryPath() + ".part/in/the/way"));
+  EXPECT_FALSE(files.Truncate("a", "a-1", 2).ok());
+  EXPECT_EQ(Contents(HistoryPath()), before);
+}
+
+TEST_F(JobFilesTest, ACutThatWasCutShortIsDoneAnew) {
+  Append(1, 6);
+  std::ofstream(HistoryPath() + ".part") << "what a crash has left of the last one";
+  ASSERT_TRUE(files.Truncate("a", "a-1", 3).ok());
+  HistoryReader reader(HistoryPath());
+  const auto records = reader.Next(10);
+  ASSERT_TRUE(records.ok()) << records.status();
+  ASSERT_EQ(records->size(), 2u);
+  EXPECT_EQ(records->back().step(), 2u);
+}
+
+TEST_F(JobFilesTest, AReaderOfAHistoryThatIsCutSeesEveryStepOnce) {
+  const auto steps = [](HistoryReader* reader, size_t most) {
+    std::vector<uint64_t> seen;
+    const auto records = reader->Next(most);
+    EXPECT_TRUE(records.ok()) << records.status();
+    if (records.ok()) {
+      for (const v1::StepRecord& record : *records) seen.push_back(record.step());
+    }
+    return seen;
+  };
+  HistoryReader behind(HistoryPath()), ahead(HistoryPath());
+  Append(1, 8);
+  EXPECT_THAT(steps(&behind, 2), ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(steps(&ahead, 100), ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  ASSERT_TRUE(files.Truncate("a", "a-1", 5).ok());
+  EXPECT_THAT(steps(&ahead, 100), ::testing::IsEmpty());
+  Append(5, 6);
+  EXPECT_THAT(steps(&behind, 100), ::testing::ElementsAre(3, 4, 5, 6));
+  EXPECT_THAT(steps(&ahead, 100), ::testing::IsEmpty());
+  Append(7, 10);
+  EXPECT_THAT(steps(&behind, 100), ::testing::ElementsAre(7, 8, 9, 10));
+  EXPECT_THAT(steps(&ahead, 100), ::testing::ElementsAre(9, 10));
+}
+
+TEST_F(JobFilesTest, AReaderOfSamplesThatAreCutSeesEachOnce) {
+  ASSERT_TRUE(
+      files.AppendSamples("a", "a-1", {Sample(2, "x"), Sample(2, "y"), Sample(4, "x")}).ok());
+  SampleReader reader(folder / "jobs/a/samples.jsonl");
+  ASSERT_EQ(reader.Next(1)->size(), 1u);
+  ASSERT_TRUE(files.Truncate("a", "a-1", 3).ok());
+  ASSERT_TRUE(files.AppendSamples("a", "a-1", {Sample(4, "x"), Sample(4, "y")}).ok());
+  const auto rest = reader.Next(10);
+  ASSERT_TRUE(rest.ok()) << rest.status();
+  ASSERT_EQ(rest->size(), 3u);
+  EXPECT_EQ(rest->front().prompt(), "y");
+  EXPECT_EQ(rest->front().step(), 2u);
+  EXPECT_EQ(rest->back().step(), 4u);
 }
 
 }  // namespace
