@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  for (const auto& [key, value] : options.arguments) builder.AddChannelArgument(key, value);
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr || result->port_ == 0) {

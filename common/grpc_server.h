@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,6 +22,8 @@ class GrpcServer {
     std::vector<grpc::Service*> services;  // not owned; outlive the server
     // What a peer may send in one message. Larger ones are refused with RESOURCE_EXHAUSTED.
     int max_message_bytes = 16 << 20;
+    // Channel arguments over and above those that every server has.
+    std::vector<std::pair<std::string, int>> arguments;
   };
 
   // UNAVAILABLE: the address is taken (SO_REUSEPORT is off, so it is never shared in silence).

@@ -1,47 +1,140 @@
-// zeroshard-store: holds optimizer state in host memory. This version registers, is seen alive and
-// healthy, and holds nothing yet.
+// zeroshard-store: holds optimizer state of training jobs and serves it to workers.
 #include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "common/bulk/transport/channel_arguments.h"
 #include "common/exit_codes.h"
+#include "common/files.h"
 #include "common/log.h"
 #include "common/member/host_info.h"
 #include "common/member/member_daemon.h"
+#include "shard_store/host_sessions.h"
+#include "shard_store/service/bulk_service.h"
+#include "shard_store/service/peer_reader.h"
+#include "shard_store/store_agent.h"
 #include "shard_store/store_metrics.h"
 
+namespace {
+
+using namespace zeroshard;
+
+// A peer that is asked for a chunk's state must go on answering within this.
+constexpr absl::Duration kPeerTimeout = absl::Seconds(60);
+
+// Makes the folder and says what may be written into it: `limit`, or what is free where that is
+// less or nothing was said.
+absl::StatusOr<uint64_t> NvmeBytes(const std::string& folder, uint64_t limit) {
+  if (absl::Status made = MakeFolders(folder); !made.ok()) {
+    return absl::Status(made.code(), absl::StrCat("--nvme-dir: ", made.message()));
+  }
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(folder, error);
+  if (error) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--nvme-dir ", folder, ": how much is free there is not to be known: ", error.message()));
+  }
+  const uint64_t free = space.available;
+  if (limit > free) {
+    LogWarning("--nvme-limit ", limit, " is more than is free in ", folder, " (", free,
+               " bytes); what is free counts");
+  }
+  return limit == 0 ? free : std::min(limit, free);
+}
+
+store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit) {
+  store::StoreReadings readings;
+  readings.usage = host->usage();
+  const store::StoreHost::Traffic traffic = host->traffic();
+  readings.pushed = traffic.pushed;
+  readings.pulled = traffic.pulled;
+  readings.memory_limit = memory_limit;
+  for (const v1::StoreReport& report : host->Reports()) readings.jobs += report.dropped() ? 0 : 1;
+  readings.update_seconds = host->TakeUpdateSeconds();
+  return readings;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  using namespace zeroshard;
   ShutdownSignal signal;
   MemberDaemonOptions options;
   options.kind = v1::MEMBER_KIND_STORE;
   options.program = "zeroshard-store";
   uint64_t memory_limit = MemoryLimitBytes();
+  uint64_t nvme_limit = 0;
+  store::StoreHostOptions host_options;
+  host_options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 
   CLI::App app(
       "A shard store: keeps optimizer state of training jobs in this host's memory and serves it "
-      "to "
-      "the workers. Registers with the coordinator and runs until SIGTERM or SIGINT.\n"
+      "to the workers. Registers with the coordinator and runs until SIGTERM or SIGINT. What it "
+      "holds is gone when it ends: store.replicas in the job and checkpoints are for that.\n"
       "Example: zeroshard-store --coordinator 10.0.0.5:7070 --name store-0 --memory-limit 64GiB");
   AddMemberOptions(&app, &options);
   app.add_option("--memory-limit", memory_limit,
                  "Most bytes of state to hold, for example 64GiB. Default: this host's memory.")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
+  app.add_option("--nvme-dir", host_options.nvme_dir,
+                 "Folder on a local NVMe disk for jobs with device: nvme. Made where it is not "
+                 "there. Default: none, and no such jobs here.");
+  app.add_option("--nvme-limit", nvme_limit,
+                 "Most bytes to write there, for example 500GiB. Default: what is free.")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::PositiveNumber);
+  app.add_option("--threads", host_options.threads,
+                 "Threads that compute updates. Default: one a core.")
+      ->check(CLI::Range(1, 4096));
   bool go_on = false;
   if (const int code = ParseOrExitCode(&app, argc, argv, &go_on); !go_on) return code;
-
-  auto daemon = MemberDaemon::Start(options);
-  if (!daemon.ok()) return ReportFailure(options.program, daemon.status());
-  AddStoreMetrics((*daemon)->metrics().registry().get());
+  if (host_options.nvme_dir.empty() && nvme_limit != 0) {
+    return ReportFailure(options.program,
+                         absl::InvalidArgumentError("--nvme-limit needs --nvme-dir"));
+  }
   if (memory_limit > MemoryLimitBytes()) {
     LogWarning("--memory-limit ", memory_limit, " is more than this host has (", MemoryLimitBytes(),
                " bytes); the host's memory counts");
+    memory_limit = MemoryLimitBytes();
+  }
+  if (!host_options.nvme_dir.empty()) {
+    auto bytes = NvmeBytes(host_options.nvme_dir, nvme_limit);
+    if (!bytes.ok()) return ReportFailure(options.program, bytes.status());
+    host_options.nvme_limit = *bytes;
   }
 
-  MemberHandler idle;  // nothing is assigned to a store of this version
+  store::StoreAgent agent;
+  host_options.memory_limit = memory_limit;
+  host_options.on_report = [&agent](const v1::StoreReport& report) { agent.OnReport(report); };
+  host_options.connect_peer = [](const v1::StoreMap::Store& peer, const v1::BulkHello& hello) {
+    return store::ConnectPeer(peer, hello, kPeerTimeout);
+  };
+  const uint64_t nvme_bytes = host_options.nvme_limit;
+  store::StoreHost host(std::move(host_options));
+  agent.SetHost(&host);
+
+  store::BulkService service(store::SessionsOf(&host));
+  options.services = {&service};
+  options.max_message_bytes = bulk::kMaxMessageBytes;
+  options.arguments = bulk::BulkArguments();
+  auto daemon = MemberDaemon::Start(options);
+  if (!daemon.ok()) return ReportFailure(options.program, daemon.status());
+  const auto metrics = std::make_shared<store::StoreMetrics>(
+      [&host, memory_limit] { return Read(&host, memory_limit); });
+  (*daemon)->metrics().AddCollectable(metrics);
+
   MemberSessionOptions session_options;
   session_options.coordinator = options.coordinator;
   session_options.hello = (*daemon)->MakeHello();
-  session_options.hello.set_memory_bytes(std::min(memory_limit, MemoryLimitBytes()));
-  MemberSession session(session_options, &idle);
-  return (*daemon)->ServeUntilSignal(&signal, &session, [](const std::string&) {});
+  session_options.hello.set_memory_bytes(memory_limit);
+  session_options.hello.set_nvme_bytes(nvme_bytes);
+  MemberSession session(session_options, &agent);
+  agent.SetSession(&session);
+  const int code = (*daemon)->ServeUntilSignal(&signal, &session, [](const std::string&) {});
+  // In the order in which they use each other.
+  agent.SetSession(nullptr);
+  return code;
 }

@@ -1,17 +1,86 @@
 #include "shard_store/store_metrics.h"
 
-#include "prometheus/gauge.h"
+#include <utility>
 
-namespace zeroshard {
+namespace zeroshard::store {
+namespace {
 
-void AddStoreMetrics(prometheus::Registry* registry) {
-  auto& family = prometheus::BuildGauge()
-                     .Name("zeroshard_store_memory_bytes")
-                     .Help("Bytes of training state that this store holds in memory, by kind.")
-                     .Register(*registry);
-  for (const char* kind : {"master", "exp_avg", "exp_avg_sq", "parameters", "staging"}) {
-    family.Add({{"kind", kind}}).Set(0);
-  }
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// From a small job's to that of 10 G parameters on one host.
+const prometheus::Histogram::BucketBoundaries kUpdateSeconds = {0.001, 0.003, 0.01, 0.03, 0.1,
+                                                                0.3,   1,     3,    10,   30};
+
+MetricFamily Family(const char* name, const char* help, MetricType type) {
+  MetricFamily family;
+  family.name = name;
+  family.help = help;
+  family.type = type;
+  return family;
 }
 
-}  // namespace zeroshard
+void Add(MetricFamily* family, double value, std::vector<ClientMetric::Label> labels = {}) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (family->type == MetricType::Counter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  family->metric.push_back(std::move(metric));
+}
+
+}  // namespace
+
+StoreMetrics::StoreMetrics(std::function<StoreReadings()> read)
+    : read_(std::move(read)), updates_(kUpdateSeconds) {}
+
+std::vector<MetricFamily> StoreMetrics::Collect() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const StoreReadings now = read_();
+  std::vector<MetricFamily> families;
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+
+  MetricFamily memory =
+      Family("zeroshard_store_memory_bytes",
+             "Bytes of training state that this store holds, by kind.", MetricType::Gauge);
+  const std::pair<const char*, uint64_t> kinds[] = {
+      {"master", now.usage.master_bytes()},         {"exp_avg", now.usage.exp_avg_bytes()},
+      {"exp_avg_sq", now.usage.exp_avg_sq_bytes()}, {"parameters", now.usage.parameter_bytes()},
+      {"staging", now.usage.staging_bytes()},
+  };
+  for (const auto& [kind, bytes] : kinds) Add(&memory, number(bytes), {{"kind", kind}});
+  families.push_back(std::move(memory));
+
+  MetricFamily limit =
+      Family("zeroshard_store_memory_limit_bytes",
+             "Bytes of training state that this store may hold in memory.", MetricType::Gauge);
+  Add(&limit, number(now.memory_limit));
+  families.push_back(std::move(limit));
+
+  MetricFamily jobs =
+      Family("zeroshard_store_jobs", "Jobs whose state this store holds.", MetricType::Gauge);
+  Add(&jobs, number(now.jobs));
+  families.push_back(std::move(jobs));
+
+  MetricFamily traffic =
+      Family("zeroshard_store_traffic_bytes_total",
+             "Bytes of gradients taken in (push) and of parameters given out (pull).",
+             MetricType::Counter);
+  Add(&traffic, number(now.pushed), {{"direction", "push"}});
+  Add(&traffic, number(now.pulled), {{"direction", "pull"}});
+  families.push_back(std::move(traffic));
+
+  for (const double seconds : now.update_seconds) updates_.Observe(seconds);
+  MetricFamily updates = Family(
+      "zeroshard_store_update_seconds",
+      "Seconds from a step's decision to the last of a job's chunks here having its version.",
+      MetricType::Histogram);
+  updates.metric.push_back(updates_.Collect());
+  families.push_back(std::move(updates));
+  return families;
+}
+
+}  // namespace zeroshard::store

@@ -1,12 +1,38 @@
-// The store's metrics.
+// The store's metrics (architecture, section 10), read when they are asked for.
 #pragma once
 
-#include "prometheus/registry.h"
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
 
-namespace zeroshard {
+#include "prometheus/collectable.h"
+#include "prometheus/histogram.h"
+#include "prometheus/metric_family.h"
+#include "zeroshard/v1/store.pb.h"
 
-// Adds zeroshard_store_memory_bytes{kind}, one series a kind, all 0: a store of this version holds
-// nothing.
-void AddStoreMetrics(prometheus::Registry* registry);
+namespace zeroshard::store {
 
-}  // namespace zeroshard
+// How a store is now.
+struct StoreReadings {
+  v1::StoreUsage usage;             // of all jobs
+  uint64_t pushed = 0, pulled = 0;  // bytes of payload so far
+  uint64_t memory_limit = 0;
+  uint64_t jobs = 0;
+  std::vector<double> update_seconds;  // of each update since the last reading
+};
+
+// Thread-safe. All series are there from the start.
+class StoreMetrics : public prometheus::Collectable {
+ public:
+  // `read` is called by each collection, one at a time, and outlives the object.
+  explicit StoreMetrics(std::function<StoreReadings()> read);
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const std::function<StoreReadings()> read_;
+  mutable std::mutex mutex_;
+  mutable prometheus::Histogram updates_;
+};
+
+}  // namespace zeroshard::store

@@ -136,6 +136,24 @@ absl::Status ClusterClient::ReportSteps(const v1::ReportStepsRequest& request,
                });
 }
 
+absl::StatusOr<v1::StepDecision> ClusterClient::CommitStep(const v1::CommitStepRequest& request,
+                                                           absl::Duration timeout,
+                                                           Cancellation* cancellation) {
+  v1::CommitStepResponse response;
+  absl::Status status =
+      Retry({absl::StrCat("commit of step ", request.record().step()), address_, true, true},
+            timeout, cancellation, [&](grpc::ClientContext* context, absl::Duration) {
+              return stub_->CommitStep(context, request, &response);
+            });
+  if (!status.ok()) return status;
+  if (response.decision().step() != request.record().step()) {
+    return absl::InternalError(absl::StrCat(
+        "asked for the decision of step ", request.record().step(), ", the coordinator at ",
+        address_, " answered with that of step ", response.decision().step()));
+  }
+  return std::move(*response.mutable_decision());
+}
+
 absl::Status ClusterClient::ReportEnd(const v1::ReportEndRequest& request, absl::Duration timeout,
                                       Cancellation* cancellation) {
   return Retry({"end of job report", address_}, timeout, cancellation,

@@ -33,6 +33,10 @@ class ClusterClient {
                        Cancellation* cancellation);
   absl::Status ReportSteps(const v1::ReportStepsRequest& request, absl::Duration timeout,
                            Cancellation* cancellation);
+  // A wait for the stores, which the coordinator bounds and whose end it explains. Time in which it
+  // is away does not count.
+  absl::StatusOr<v1::StepDecision> CommitStep(const v1::CommitStepRequest& request,
+                                              absl::Duration timeout, Cancellation* cancellation);
   absl::Status ReportEnd(const v1::ReportEndRequest& request, absl::Duration timeout,
                          Cancellation* cancellation);
 

@@ -35,10 +35,8 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
          "--name", options->name,
          "This member's name, unique in the cluster. Default: its kind and the host's name.")
       ->envname("ZEROSHARD_NAME");
-  app->add_option(
-         "--listen", options->listen,
-         "Where to serve gRPC health checks and reflection, host:port. Port 0 takes a free "
-         "one.")
+  app->add_option("--listen", options->listen,
+                  "Where to serve gRPC, host:port. Port 0 takes a free one.")
       ->capture_default_str();
   app->add_option("--metrics-listen", options->metrics_listen,
                   "Where to serve Prometheus metrics (path /metrics), host:port.")
@@ -100,6 +98,9 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
 
   GrpcServer::Options server;
   server.listen = options.listen;
+  server.services = options.services;
+  server.max_message_bytes = options.max_message_bytes;
+  server.arguments = options.arguments;
   auto started = GrpcServer::Start(server);
   if (!started.ok()) return started.status();
   daemon->server_ = *std::move(started);

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "CLI/App.hpp"
 #include "absl/status/status.h"
@@ -24,6 +26,11 @@ struct MemberDaemonOptions {
   std::string advertise_host;
   std::string port_file;
   double connect_timeout_seconds = 0;  // 0: for ever
+  // Served beside health checks and reflection, with these limits and channel arguments. Not owned;
+  // they outlive the daemon.
+  std::vector<grpc::Service*> services;
+  int max_message_bytes = 16 << 20;
+  std::vector<std::pair<std::string, int>> arguments;
 };
 
 // --coordinator, --name, --listen, --metrics-listen, --advertise-host, --port-file and

@@ -75,6 +75,28 @@ void MemberSession::Poke() {
   wakeup_->Notify();
 }
 
+void MemberSession::SendReport(const v1::StoreReport& report) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto [at, added] = reports_.insert_or_assign(report.run_id(), report);
+    if (added) report_order_.push_back(report.run_id());
+  }
+  wakeup_->Notify();
+}
+
+void MemberSession::SendNextReport(const std::shared_ptr<SessionStream>& stream) {
+  v1::MemberMessage message;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (report_order_.empty()) return;
+    const auto at = reports_.find(report_order_.front());
+    *message.mutable_store() = std::move(at->second);
+    reports_.erase(at);
+    report_order_.pop_front();
+  }
+  stream->Send(std::move(message));
+}
+
 void MemberSession::Main() {
   Backoff backoff(options_.first_backoff, options_.most_backoff, RandomSeed());
   Steady::time_point complained = Steady::now() - std::chrono::hours(1);
@@ -109,6 +131,8 @@ void MemberSession::Main() {
       }
       std::lock_guard<std::mutex> lock(mutex_);
       incarnation_ = RandomId();
+      reports_.clear();  // the words of another
+      report_order_.clear();
     }
     WaitWhileAway(backoff.Next());
   }
@@ -175,6 +199,8 @@ void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream)
       if (stream->Pending() < kMostPending) stream->Send(Beat());
       next_beat = Steady::now() + absl::ToChronoNanoseconds(interval);
     }
+    // One at a time: a heartbeat always finds its place.
+    if (welcomed && stream->Pending() == 0) SendNextReport(stream);
     if (welcomed && stream->Pending() < kMostPending) {
       if (auto lines = log_queue_->Take(); lines.has_value()) {
         v1::MemberMessage message;
@@ -242,9 +268,11 @@ void MemberSession::Receive(const v1::CoordinatorMessage& message) {
   if (welcomed) {
     LogInfo("welcomed by the coordinator at ", options_.coordinator, " (cluster ",
             message.welcome().cluster_id(), ", term ", message.welcome().term(), ")");
+    handler_->OnWelcome();
   }
   if (message.has_assign()) handler_->OnAssign(message.assign());
   if (message.has_stop()) handler_->OnStop(message.stop());
+  if (message.has_store()) handler_->OnStore(message.store());
   wakeup_->Notify();
 }
 

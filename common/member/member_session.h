@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +26,10 @@ class MemberHandler {
   virtual ~MemberHandler() = default;
   virtual void OnAssign(const v1::Assign& assign) {}
   virtual void OnStop(const v1::Stop& stop) {}
+  virtual void OnStore(const v1::StoreDirective& directive) {}
+  // A coordinator has accepted this member, again or for the first time. Before anything else that
+  // it says.
+  virtual void OnWelcome() {}
   // This incarnation will never be accepted again: end what is running. The session mints a new one
   // and connects again as soon as Running() says that nothing runs.
   virtual void OnFenced(const std::string& reason) {}
@@ -65,6 +71,9 @@ class MemberSession {
 
   // Sends a heartbeat now: something that the coordinator should hear at once has changed.
   void Poke();
+  // How a job is on this store, sent as soon as the transport takes it; of a run only the newest is
+  // kept until then, also while no coordinator is there.
+  void SendReport(const v1::StoreReport& report);
   // Lines for the job's log; may be shared with a log sink that outlives the session.
   const std::shared_ptr<LogQueue>& log_queue() const { return log_queue_; }
 
@@ -72,6 +81,7 @@ class MemberSession {
   void Main();
   void ServeStream();
   void BeatUntilEnded(const std::shared_ptr<SessionStream>& stream);
+  void SendNextReport(const std::shared_ptr<SessionStream>& stream);
   void SayGoodbye(const std::shared_ptr<SessionStream>& stream);
   void Receive(const v1::CoordinatorMessage& message);
   void WaitWhileAway(absl::Duration pause);
@@ -98,6 +108,8 @@ class MemberSession {
   absl::Duration silence_ = absl::Seconds(10);
   std::chrono::steady_clock::time_point heard_;
   absl::Status last_error_;
+  std::map<std::string, v1::StoreReport> reports_;  // by run
+  std::deque<std::string> report_order_;            // runs of reports_, the longest waiting first
   std::string goodbye_;
   absl::Duration goodbye_timeout_ = absl::ZeroDuration();
 

@@ -102,7 +102,10 @@ void SessionStream::OnWriteDone(bool ok) {
     return;
   }
   // A failed write means a broken stream; the read that is always open reports it.
-  if (ok) StartNextWrite(std::move(lock));
+  if (!ok) return;
+  const bool idle = queue_.empty();
+  StartNextWrite(std::move(lock));
+  if (idle) wakeup_->Notify();
 }
 
 void SessionStream::OnDone(const grpc::Status& status) {

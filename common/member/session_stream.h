@@ -36,7 +36,8 @@ class SessionStream final
   // Called on gRPC's threads, one message at a time, never after Ended().
   using Receiver = std::function<void(const v1::CoordinatorMessage&)>;
 
-  // Connects and sends `hello`. `wakeup` is notified when the stream ended.
+  // Connects and sends `hello`. `wakeup` is notified when the stream has ended and
+  // when all that was sent has been handed to the transport.
   static std::shared_ptr<SessionStream> Open(v1::Cluster::Stub* stub, v1::MemberMessage hello,
                                              std::shared_ptr<Wakeup> wakeup, Receiver receiver);
 

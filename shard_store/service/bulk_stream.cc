@@ -1,0 +1,284 @@
+#include "shard_store/service/bulk_stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/checksum.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+
+namespace zeroshard::store {
+namespace {
+
+using bulk::FrameType;
+using bulk::Header;
+
+// A status travels in HTTP/2 headers, which have little room; the kError frame has it whole.
+constexpr size_t kMostStatusText = 1024;
+
+}  // namespace
+
+BulkStream* BulkStream::Start(const OpenSession* open) {
+  std::shared_ptr<BulkStream> stream(new BulkStream(open));
+  stream->self_ = stream;
+  std::weak_ptr<BulkStream> weak = stream;
+  stream->hello_alarm_.Set(
+      std::chrono::system_clock::now() + std::chrono::seconds(kHelloSeconds), [weak](bool rang) {
+        const std::shared_ptr<BulkStream> late = weak.lock();
+        if (!rang || late == nullptr) return;
+        late->End(absl::DeadlineExceededError(
+            absl::StrCat("no hello came on this stream within ", kHelloSeconds, " s")));
+      });
+  std::lock_guard<std::mutex> lock(stream->mutex_);
+  stream->ReadOn();
+  return stream.get();
+}
+
+// --- reading ---------------------------------------------------------------------------------
+
+void BulkStream::OnReadDone(bool ok) {
+  absl::Status status;
+  if (ok) {
+    auto frame = bulk::ReadFrame(incoming_);
+    status = frame.ok() ? Take(*frame) : frame.status();
+    incoming_.Clear();
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reading_ = false;
+    if (!ok) read_ended_ = true;
+    if (status.ok()) ReadOn();
+  }
+  if (!status.ok()) {
+    End(std::move(status));
+  } else {
+    WriteNext();
+  }
+}
+
+void BulkStream::ReadOn() {
+  if (reading_ || read_ended_ || ending_ || finished_ || pulls_ >= kMostPulls) return;
+  reading_ = true;
+  StartRead(&incoming_);  // never calls back on this thread
+}
+
+absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
+  const Header& header = frame.header;
+  if (session_ == nullptr) return SayHello(frame);
+  if (header.generation != generation_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a frame of generation ", header.generation,
+                     " on a stream that was opened for generation ", generation_));
+  }
+  switch (header.type) {
+    case FrameType::kPush: {
+      ZS_RETURN_IF_ERROR(session_->Push(header, frame.parts));
+      std::lock_guard<std::mutex> lock(mutex_);
+      acknowledge_ = true;
+      acknowledged_ = header.tag;
+      return absl::OkStatus();
+    }
+    case FrameType::kPull:
+      StartPull(header);
+      return absl::OkStatus();
+    case FrameType::kState:
+      return AnswerState(header);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a frame of type ", static_cast<int>(header.type), " from the side that asks"));
+  }
+}
+
+absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
+  v1::BulkHello hello;
+  if (frame.header.type != FrameType::kHello || !hello.ParseFromString(frame.Text())) {
+    return absl::InvalidArgumentError("a Bulk stream must begin with a hello");
+  }
+  hello_alarm_.Cancel();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation_ = hello.generation();
+  }
+  std::weak_ptr<BulkStream> weak = weak_from_this();
+  ZS_ASSIGN_OR_RETURN(
+      session_, (*open_)(hello, [weak](const absl::Status& status) {
+        if (auto stream = weak.lock(); stream != nullptr) {
+          stream->End(status.ok() ? absl::AbortedError("the store ended the stream") : status);
+        }
+      }));
+  std::lock_guard<std::mutex> lock(mutex_);
+  welcome_ = true;
+  return absl::OkStatus();
+}
+
+void BulkStream::StartPull(const Header& header) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++pulls_;
+  }
+  session_->Pull(header, [weak = weak_from_this(), header](absl::StatusOr<PinnedParameters> data) {
+    if (auto stream = weak.lock(); stream != nullptr) stream->OnPulled(header, std::move(data));
+  });
+}
+
+absl::Status BulkStream::AnswerState(const Header& header) {
+  if (header.count == 0 || header.count > bulk::kMaxPayload / sizeof(float)) {
+    return absl::InvalidArgumentError(absl::StrCat("state of ", header.count,
+                                                   " elements was asked for; from 1 to ",
+                                                   bulk::kMaxPayload / sizeof(float), " can be"));
+  }
+  auto values = std::make_shared<std::vector<float>>(header.count);
+  ZS_RETURN_IF_ERROR(session_->State(header, absl::MakeSpan(*values)));
+  Answer answer;
+  answer.header = header;
+  answer.header.type = FrameType::kData;
+  answer.header.dtype = DType::kF32;
+  answer.end = header.begin + header.count;
+  answer.pull = true;
+  answer.data = {values, absl::MakeConstSpan(reinterpret_cast<const char*>(values->data()),
+                                             values->size() * sizeof(float))};
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++pulls_;
+  answers_.push_back(std::move(answer));
+  return absl::OkStatus();
+}
+
+void BulkStream::OnPulled(const Header& header, absl::StatusOr<PinnedParameters> data) {
+  if (data.ok() && (header.count == 0 || data->bytes.size() % header.count != 0)) {
+    data = absl::InternalError(absl::StrCat("step ", header.step, ", chunk ", header.chunk, ": ",
+                                            data->bytes.size(), " bytes for ", header.count,
+                                            " elements"));
+  }
+  if (!data.ok()) {
+    End(data.status());
+    return;
+  }
+  Answer answer;
+  answer.header = header;
+  answer.header.type = FrameType::kData;
+  answer.header.dtype = data->bytes.size() / header.count == 4 ? DType::kF32 : DType::kBF16;
+  answer.end = header.begin + header.count;
+  answer.pull = true;
+  answer.data = *std::move(data);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ || finished_) return;
+    answers_.push_back(std::move(answer));
+  }
+  WriteNext();
+}
+
+// --- writing ---------------------------------------------------------------------------------
+
+void BulkStream::WriteNext() {
+  Answer* answer = nullptr;  // the first one: stays while writing_ is set
+  Header header;
+  bool more = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (writing_ || finished_) return;
+    if (ending_) return MaybeFinish();
+    header.generation = generation_;
+    if (welcome_) {
+      welcome_ = false;
+      header.type = FrameType::kWelcome;
+    } else if (acknowledge_) {
+      acknowledge_ = false;
+      header.type = FrameType::kAck;
+      header.tag = acknowledged_;
+    } else if (!answers_.empty()) {
+      answer = &answers_.front();
+      more = answers_.size() > 1;
+    } else {
+      return MaybeFinish();
+    }
+    writing_ = true;
+  }
+  grpc::WriteOptions options;
+  if (answer != nullptr) {
+    header = answer->header;
+    const size_t left = answer->data.bytes.size() - answer->sent;
+    const auto payload =
+        answer->data.bytes.subspan(answer->sent, std::min(left, bulk::kMaxPayload));
+    header.count = static_cast<uint32_t>(payload.size() / SizeOf(header.dtype));
+    header.payload_crc = Crc32c(payload.data(), payload.size());
+    outgoing_ = bulk::MakeFrame(header, payload, answer->data.pin);
+    answer->header.begin += header.count;
+    answer->sent += payload.size();
+    if (more || answer->sent < answer->data.bytes.size()) options.set_buffer_hint();
+  } else {
+    outgoing_ = bulk::MakeFrame(header, {}, nullptr);
+  }
+  // The call cannot be finished while writing_ is set.
+  StartWrite(&outgoing_, options);
+}
+
+void BulkStream::OnWriteDone(bool ok) {
+  outgoing_.Clear();
+  PinnedParameters done;  // let go of without the lock
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    writing_ = false;
+    if (!ok) {
+      cancelled_ = ending_ = true;
+      if (end_.ok()) end_ = absl::CancelledError("the peer is gone");
+    } else if (!answers_.empty() && answers_.front().sent == answers_.front().data.bytes.size()) {
+      done = std::move(answers_.front().data);
+      answers_.pop_front();
+      --pulls_;
+      ReadOn();
+    }
+  }
+  WriteNext();
+}
+
+// --- the end ---------------------------------------------------------------------------------
+
+void BulkStream::End(absl::Status status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (end_.ok()) end_ = std::move(status);
+    ending_ = true;
+  }
+  WriteNext();
+}
+
+void BulkStream::MaybeFinish() {
+  if (finished_ || writing_) return;
+  if (!ending_ && !(read_ended_ && !reading_ && pulls_ == 0)) return;
+  finished_ = true;
+  grpc::Status status =
+      ToGrpcStatus(absl::Status(end_.code(), end_.message().substr(0, kMostStatusText)));
+  if (end_.ok() || cancelled_) {
+    Finish(std::move(status));
+  } else {
+    outgoing_ = bulk::MakeErrorFrame(end_);
+    StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), std::move(status));
+  }
+}
+
+void BulkStream::OnCancel() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = ending_ = true;
+    if (end_.ok()) end_ = absl::CancelledError("the peer is gone");
+  }
+  WriteNext();
+}
+
+void BulkStream::OnDone() {
+  hello_alarm_.Cancel();
+  session_.reset();
+  std::deque<Answer> answers;
+  std::shared_ptr<BulkStream> self;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    answers.swap(answers_);
+    self = std::move(self_);
+  }
+}
+
+}  // namespace zeroshard::store
