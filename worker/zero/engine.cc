@@ -350,7 +350,7 @@ absl::Status ZeroEngine::OwnValues(const UnitState& unit, float* out) {
     CopyState(StateKind::kMaster, index, unit.own_begin, unit.own_end, out);
     return absl::OkStatus();
   }
-  if (unit.HoldsParameters()) {
+  if (unit.keeps_parameters) {
     ops_->Convert(unit.Parameter(unit.own_begin), unit.dtype, unit.owned(), out, DType::kF32);
     return absl::OkStatus();
   }

@@ -167,7 +167,7 @@ absl::Status ParameterGather::GatherUpdated(uint64_t step) {
 absl::Status ParameterGather::PullKept(bool frozen) {
   for (size_t u = 0; u < units_.size(); ++u) {
     const UnitState& unit = units_[u];
-    if (!unit.HoldsParameters() || (!unit.trained && !frozen)) continue;
+    if (!unit.keeps_parameters || (!unit.trained && !frozen)) continue;
     if (unit.owned() > 0) {
       renewals_[u].pulled = store_->Pull(version_, static_cast<int>(u), unit.own_begin,
                                          unit.own_end, unit.Parameter(unit.own_begin));

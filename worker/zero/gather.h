@@ -68,7 +68,7 @@ class ParameterGather {
   absl::Status GatherWhole(size_t unit);
   // Waits for the pull, then for the rest.
   absl::Status Wait(const Event& pulled, const Event& rest);
-  bool Pulls(const UnitState& unit) const { return store_ != nullptr && !unit.HoldsParameters(); }
+  bool Pulls(const UnitState& unit) const { return store_ != nullptr && !unit.keeps_parameters; }
 
   const ZeroPolicy& policy_;
   std::vector<UnitState>& units_;

@@ -83,8 +83,8 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
     s.resident = policy.resident[u];
     s.trained = policy.trained[u];
     s.dtype = policy.options.dtype;
-    s.offload_param = policy.options.offload_param;
-    const int64_t held = !s.HoldsParameters() ? 0 : s.resident ? s.layout.Padded() : s.owned();
+    s.keeps_parameters = policy.KeepsParameters(static_cast<int>(u));
+    const int64_t held = !s.keeps_parameters ? 0 : s.resident ? s.layout.Padded() : s.owned();
     ZS_ASSIGN_OR_RETURN(s.parameters, device->Allocate(static_cast<size_t>(held) * SizeOf(s.dtype),
                                                        MemoryKind::kParameters));
     if (!s.trained) continue;

@@ -23,7 +23,7 @@ struct UnitState {
   int64_t state_begin = 0, state_end = 0;  // where its optimizer state lies
   bool resident = true;                    // parameters whole, else the shard only
   bool trained = true;
-  bool offload_param = false;         // parameters that are not resident are pulled for each use
+  bool keeps_parameters = true;       // whole or its shard; else they are pulled for each use
   DType dtype = DType::kF32;          // of the parameters
   DType gradient_type = DType::kF32;  // of `gradient`
   int64_t gradient_begin = 0;         // element at gradient's start
@@ -42,8 +42,6 @@ struct UnitState {
   float* Master(int64_t element) const;
   void* Gradient(int64_t element) const;
   int64_t owned() const { return own_end - own_begin; }
-  // Whole, or this rank's shard (which may be empty).
-  bool HoldsParameters() const { return resident || !offload_param; }
   // The fp32 values are kept: frozen 16-bit parameters have none.
   bool KeepsMaster() const { return trained || dtype == DType::kF32; }
 };

@@ -67,6 +67,8 @@ struct RankResult {
   std::string digest;
   std::vector<std::vector<float>> tensors;        // those asked for
   int64_t memory[kMemoryKinds] = {};              // at the end, by MemoryKind
+  int64_t peak[kMemoryKinds] = {};                // at most
+  uint64_t phases[kStepPhases] = {};              // nanoseconds
   TrafficTable traffic{};                         // of the training steps
   std::vector<v1::CheckpointRecord> checkpoints;  // that rank 0 was told of
   std::vector<v1::SampleRecord> samples;
@@ -90,6 +92,9 @@ struct RunOptions {
   std::string run_id = "tiny-1";
   const TokenDataset* eval_data = nullptr;
   const Tokenizer* tokenizer = nullptr;
+  // Of an offloaded job: its rank's view of the stores.
+  std::function<std::unique_ptr<StateStore>(int rank)> store = nullptr;
+  uint64_t next_sample = 0;
   std::function<FileSystem*(int rank)> files = nullptr;
   // What a rank asks for at the end of step `step`.
   std::function<SaveRequest(int rank, uint64_t step)> wants_save = nullptr;
@@ -197,6 +202,9 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   trainer_options.eval_data = options.eval_data;
   trainer_options.tokenizer = options.tokenizer;
   if (options.files) trainer_options.files = options.files(rank);
+  const std::unique_ptr<StateStore> store = options.store ? options.store(rank) : nullptr;
+  trainer_options.store = store.get();
+  trainer_options.next_sample = options.next_sample;
   auto trainer = Trainer::Create(trainer_options);
   if (!trainer.ok()) {
     comm->Abort(std::string(trainer.status().message()));
@@ -214,10 +222,15 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   result->traffic = TrafficOf(*comm);
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int phase = 0; phase < kPhases; ++phase) result->traffic[op][phase] -= before[op][phase];
-  for (int kind = 0; kind < kMemoryKinds; ++kind)
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+    result->peak[kind] = device->memory().PeakBytes(static_cast<MemoryKind>(kind));
+  }
+  for (int phase = 0; phase < kStepPhases; ++phase)
+    result->phases[phase] = (*trainer)->counters().phase_nanoseconds[phase];
   if (!result->status.ok()) {
     comm->Abort("a rank failed");
+    if (store != nullptr) store->Abort("a rank failed");
     return;
   }
   auto digest = (*trainer)->WeightsDigest();
