@@ -23,7 +23,7 @@ class GrpcServer {
     // What a peer may send in one message. Larger ones are refused with RESOURCE_EXHAUSTED.
     int max_message_bytes = 16 << 20;
     // Channel arguments over and above those that every server has.
-    std::vector<std::pair<std::string, int>> arguments;
+    std::vector<std::pair<std::string, int>> arguments = {};
   };
 
   // UNAVAILABLE: the address is taken (SO_REUSEPORT is off, so it is never shared in silence).
