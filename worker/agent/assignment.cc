@@ -7,15 +7,38 @@
 #include "absl/strings/str_join.h"
 #include "common/hf/config.h"
 #include "common/log.h"
+#include "common/plan/offload.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
+namespace {
+
+absl::Status CheckStores(const v1::Assign& assign) {
+  if (assign.stores().stores().empty()) {
+    return absl::InvalidArgumentError(
+        "zero_optimization.offload_optimizer is on, but the assignment names no shard store");
+  }
+  if (assign.first_step() != assign.version().step() + 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "asked to go on at step ", assign.first_step(), " from the stores' state after step ",
+        assign.version().step(), "; wanted step ", assign.version().step() + 1));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status CheckAssignment(const v1::Assign& assign) {
   if (assign.world_size() == 0 || assign.rank() >= assign.world_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("assigned rank ", assign.rank(), " of ", assign.world_size(), " ranks"));
   }
+  const v1::TimeoutSpec& timeouts = assign.spec().timeouts();
+  if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
+      timeouts.collective_seconds() == 0) {
+    return absl::InvalidArgumentError("the assigned specification has no timeouts");
+  }
+  if (IsOffloaded(assign.spec())) return CheckStores(assign);
   const v1::Resume& resume = assign.resume();
   const bool from_state = !resume.checkpoint().empty() && !resume.weights_only();
   if (from_state != (assign.first_step() > 1) || assign.first_step() == 0) {
@@ -25,17 +48,15 @@ absl::Status CheckAssignment(const v1::Assign& assign) {
                      resume.weights_only() ? ", of which only the weights are taken" : "",
                      "; wanted step 1 without the state of a checkpoint, and a later one with it"));
   }
-  const v1::TimeoutSpec& timeouts = assign.spec().timeouts();
-  if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
-      timeouts.collective_seconds() == 0) {
-    return absl::InvalidArgumentError("the assigned specification has no timeouts");
-  }
   return absl::OkStatus();
 }
 
 absl::Status CheckInitFrom(const v1::Assign& assign, const std::string& host) {
   const v1::ModelSpec& model = assign.spec().model();
-  if (model.init_from().empty() || !assign.resume().checkpoint().empty()) return absl::OkStatus();
+  if (model.init_from().empty() || !assign.resume().checkpoint().empty() ||
+      IsOffloaded(assign.spec())) {
+    return absl::OkStatus();
+  }
   v1::JobSpec here = assign.spec();
   const auto refuse = [&](const std::string& why) {
     return absl::InvalidArgumentError(absl::StrCat(

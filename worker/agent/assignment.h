@@ -7,11 +7,13 @@
 namespace zeroshard {
 
 // INVALID_ARGUMENT: a rank that the world does not have, a first step that does not go with the
-// checkpoint, no timeouts.
+// checkpoint (of an offloaded job: with the stores' version), no stores where they are needed, no
+// timeouts.
 absl::Status CheckAssignment(const v1::Assign& assign);
 
 // Where the weights come from model.init_from: that this host's config.json there says what the
-// specification says, which was filled in on another. INVALID_ARGUMENT names the differences.
+// specification says, which was filled in on another. INVALID_ARGUMENT names the differences. The
+// stores read the weights of an offloaded job, and its ranks need not see the folder.
 absl::Status CheckInitFrom(const v1::Assign& assign, const std::string& host);
 
 }  // namespace zeroshard

@@ -1,5 +1,7 @@
 #include "worker/agent/backend.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace zeroshard {
@@ -21,6 +23,10 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads
   backend.make_communicator = [](const GlooOptions& options, Rendezvous* rendezvous,
                                  Device* device) {
     return MakeGlooCommunicator(options, rendezvous, device);
+  };
+  backend.open_store =
+      [](StoreClientOptions options) -> absl::StatusOr<std::unique_ptr<StateStore>> {
+    return StoreClient::Open(std::move(options));
   };
   backend.make_trainer = Trainer::Create;
   return backend;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/agent/store_client.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
 #include "worker/device/device.h"
@@ -26,6 +27,8 @@ struct WorkerBackend {
   std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const GlooOptions&, Rendezvous*,
                                                               Device*)>
       make_communicator;
+  // Of offloaded jobs: the shard stores.
+  std::function<absl::StatusOr<std::unique_ptr<StateStore>>(StoreClientOptions)> open_store;
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
 };
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/log.h"
+#include "common/plan/offload.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
 #include "worker/agent/assignment.h"
@@ -55,6 +56,7 @@ struct JobRun::Parts {
   std::shared_ptr<const Tokenizer> tokenizer;  // where spec.sample has prompts
   std::unique_ptr<Device> device;
   std::unique_ptr<Ops> ops;
+  std::unique_ptr<StateStore> store;  // of an offloaded job
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Trainer> trainer;
   ~Parts() { metrics->End(); }  // before what it reads goes
@@ -138,7 +140,7 @@ void JobRun::Run() {
   const absl::Status status = Train(&digest);
   Enter("waiting");
   if (status.ok()) {
-    LogInfo("job ", assign_.job(), ": done, weights ", digest);
+    LogInfo("job ", assign_.job(), ": done", digest.empty() ? "" : ", weights ", digest);
   } else {
     LogWarning("job ", assign_.job(), ": ended: ", absl::StatusCodeToString(status.code()), ": ",
                status.message());
@@ -160,12 +162,24 @@ void JobRun::Stop(const std::string& reason, bool silent) {
   stop_ = true;
   waits_.Cancel(status);
   last_word_.Cancel(status);
-  std::lock_guard<std::mutex> lock(comm_mutex_);
-  if (comm_ != nullptr) comm_->Abort(reason);
+  AbortParts(reason);
 }
 
-void JobRun::SaveAndStop() {
-  if (!assign_.spec().checkpoint().dir().empty()) save_and_stop_ = true;
+void JobRun::AbortParts(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(parts_mutex_);
+  if (comm_ != nullptr) comm_->Abort(reason);
+  if (store_ != nullptr) store_->Abort(reason);
+}
+
+bool JobRun::offloaded() const { return IsOffloaded(assign_.spec()); }
+
+bool JobRun::RanksSave() const {
+  return !assign_.spec().checkpoint().dir().empty() && !offloaded();
+}
+
+bool JobRun::SaveAndStop() {
+  if (RanksSave()) save_and_stop_ = true;
+  return RanksSave();
 }
 
 bool JobRun::saved() const {
@@ -178,7 +192,7 @@ bool JobRun::Leave(const std::string& reason, bool save) {
     std::lock_guard<std::mutex> lock(mutex_);
     leaving_ = reason;
   }
-  if (!save || !training_ || assign_.spec().checkpoint().dir().empty()) return false;
+  if (!save || !training_ || !RanksSave()) return false;
   save_and_stop_ = true;
   return true;
 }
@@ -207,10 +221,11 @@ absl::Status JobRun::Train(std::string* digest) {
     // cause first.
     if (Stopped().ok()) end_sent_ = SendEnd(status, "", kFirstWord, &last_word_);
     waits_.Cancel(status);
-    if (parts.comm != nullptr) parts.comm->Abort(std::string(status.message()));
+    AbortParts(std::string(status.message()));
   }
-  std::lock_guard<std::mutex> lock(comm_mutex_);
+  std::lock_guard<std::mutex> lock(parts_mutex_);
   comm_ = nullptr;
+  store_ = nullptr;
   return status;
 }
 
@@ -241,17 +256,20 @@ absl::Status JobRun::Prepare(Parts* parts) {
       parts->comm, context_.backend->make_communicator(options, &rendezvous, parts->device.get()));
   context_.metrics->SetTraffic(&parts->comm->traffic());
   {
-    std::lock_guard<std::mutex> lock(comm_mutex_);
+    std::lock_guard<std::mutex> lock(parts_mutex_);
     comm_ = parts->comm.get();
   }
   ZS_RETURN_IF_ERROR(Stopped());  // a Stop before this did not see the communicator
   ++advances_;
+  if (offloaded()) ZS_RETURN_IF_ERROR(OpenStore(parts));
 
   TrainerOptions trainer;
   trainer.spec = spec;
   trainer.first_step = assign_.first_step();
   trainer.resume_from = assign_.resume().checkpoint();
   trainer.weights_only = assign_.resume().weights_only();
+  trainer.store = parts->store.get();
+  trainer.next_sample = assign_.next_sample();
   trainer.job = assign_.job();
   trainer.run_id = assign_.run_id();
   trainer.device = parts->device.get();
@@ -265,6 +283,20 @@ absl::Status JobRun::Prepare(Parts* parts) {
   context_.metrics->SetTrain(&parts->trainer->counters());
   ++advances_;
   return absl::OkStatus();
+}
+
+absl::Status JobRun::OpenStore(Parts* parts) {
+  ZS_ASSIGN_OR_RETURN(StoreClientOptions options, StoreClientOptions::Of(assign_, fence_));
+  options.client = context_.client;
+  options.cancellation = &waits_;
+  ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
+  context_.metrics->SetOffload(&parts->store->counters());
+  {
+    std::lock_guard<std::mutex> lock(parts_mutex_);
+    store_ = parts->store.get();
+  }
+  ++advances_;
+  return Stopped();  // a Stop before this did not see the store
 }
 
 absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {

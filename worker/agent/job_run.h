@@ -33,9 +33,10 @@ class JobRun {
   // coordinator that is away; only Stop ends that.
   void Run();
 
-  // Asks all ranks to write a checkpoint after the step under way and then to end. No effect on a
-  // job without a checkpoint section.
-  void SaveAndStop();
+  // Asks all ranks to write a checkpoint after the step under way and then to end. False, and no
+  // effect, where this run's ranks write none: no checkpoint section, or the state is in the
+  // stores.
+  bool SaveAndStop();
 
   // The worker is told to leave, because `reason`: the report of the end says so. Where there is
   // something to save, as SaveAndStop, and true; false means that only Stop ends the run.
@@ -44,6 +45,9 @@ class JobRun {
   // Ends the run: collectives are aborted, waits return. The first reason counts. `silent`: the
   // coordinator has turned to something else already and is told nothing more of this run.
   void Stop(const std::string& reason, bool silent = false);
+
+  // The state is in the shard stores.
+  bool offloaded() const;
 
   // The checkpoint after which the run ends is complete.
   bool saved() const;
@@ -57,6 +61,10 @@ class JobRun {
 
   absl::Status Train(std::string* digest);
   absl::Status Prepare(Parts* parts);
+  absl::Status OpenStore(Parts* parts);
+  // Ends what this run's threads wait for beyond this process.
+  void AbortParts(const std::string& reason);
+  bool RanksSave() const;
   absl::Status TrainWith(Parts* parts, std::string* digest);
   absl::Status OpenData(Parts* parts);
   absl::Status CompareData(const std::string& what, const TokenDataset* data,
@@ -93,8 +101,9 @@ class JobRun {
   std::string leaving_;  // why the worker leaves
   std::string saved_;    // the trainer's words, once all ranks have saved and stopped
 
-  std::mutex comm_mutex_;         // also held while comm_ is aborted: it must not go meanwhile
+  std::mutex parts_mutex_;        // also held while they are aborted: they must not go meanwhile
   Communicator* comm_ = nullptr;  // while there is one to abort
+  StateStore* store_ = nullptr;   // the same
 };
 
 }  // namespace zeroshard

@@ -94,11 +94,9 @@ void WorkerAgent::OnStop(const v1::Stop& stop) {
     }
   }
   if (run == nullptr) return;
-  if (stop.save()) {
-    run->SaveAndStop();
-  } else {
-    run->Stop(stop.reason());
-  }
+  // The state of an offloaded job is where it can be saved without its ranks.
+  if (stop.save() && (run->SaveAndStop() || !run->offloaded())) return;
+  run->Stop(stop.reason());
 }
 
 void WorkerAgent::OnFenced(const std::string& reason) {

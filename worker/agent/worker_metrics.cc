@@ -63,12 +63,18 @@ void WorkerMetrics::SetTrain(const TrainCounters* train) {
   train_ = train;
 }
 
+void WorkerMetrics::SetOffload(const OffloadCounters* offload) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  offload_ = offload;
+}
+
 void WorkerMetrics::End() {
   std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   memory_ = nullptr;
   traffic_ = nullptr;
   train_ = nullptr;
+  offload_ = nullptr;
   barrier_nanoseconds_ = nullptr;
 }
 
@@ -103,7 +109,12 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
   FamilyBuilder offload("zeroshard_worker_offload_bytes_total",
                         "Bytes this rank exchanged with shard stores, by direction.",
                         MetricType::Counter, labels_);
-  for (const char* direction : {"push", "pull"}) offload.Add(0, {{"direction", direction}});
+  const auto moved = [&](const char* direction, const std::atomic<uint64_t>* bytes) {
+    offload.Add(bytes == nullptr ? 0 : static_cast<double>(bytes->load()),
+                {{"direction", direction}});
+  };
+  moved("push", offload_ == nullptr ? nullptr : &offload_->pushed);
+  moved("pull", offload_ == nullptr ? nullptr : &offload_->pulled);
   families.push_back(offload.Take());
 
   FamilyBuilder phases("zeroshard_worker_phase_seconds_total",

@@ -14,6 +14,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/train/trainer.h"
+#include "worker/zero/state_store.h"
 
 namespace zeroshard {
 
@@ -28,6 +29,7 @@ class WorkerMetrics : public prometheus::Collectable {
   void SetMemory(const MemoryAccounting* memory);
   void SetTraffic(const TrafficCounters* traffic);
   void SetTrain(const TrainCounters* train);
+  void SetOffload(const OffloadCounters* offload);
   void End();
 
   std::vector<prometheus::MetricFamily> Collect() const override;
@@ -40,6 +42,7 @@ class WorkerMetrics : public prometheus::Collectable {
   const MemoryAccounting* memory_ = nullptr;
   const TrafficCounters* traffic_ = nullptr;
   const TrainCounters* train_ = nullptr;
+  const OffloadCounters* offload_ = nullptr;
 };
 
 }  // namespace zeroshard
