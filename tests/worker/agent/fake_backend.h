@@ -27,19 +27,30 @@ struct FakeTraining {
   // Called with how each data set is opened.
   std::function<void(const v1::DataSpec&, const DatasetOptions&)> on_open =
       [](const v1::DataSpec&, const DatasetOptions&) {};
+  // Called with how the stores of an offloaded job are opened; an error is the opening's.
+  std::function<absl::Status(const StoreClientOptions&)> on_open_store =
+      [](const StoreClientOptions&) { return absl::OkStatus(); };
   absl::Status create_status;
   std::atomic<int> alive{0};     // parts of jobs that exist now
   std::atomic<int> trainers{0};  // created so far
   bool lonely = false;           // the peers' addresses are there, but nobody ever connects
   std::mutex mutex;
   std::condition_variable changed;
-  std::string aborted;  // why the collectives were aborted last
+  std::string aborted;        // why the collectives were aborted last
+  std::string store_aborted;  // why the stores were
 
   // As a collective does: waits for a peer that never comes, until it is aborted.
   absl::Status WaitForAbort() {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [this] { return !aborted.empty(); });
     return absl::AbortedError("all_gather: " + aborted);
+  }
+
+  // As a pull does, whose version never comes.
+  absl::Status WaitForStoreAbort() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return !store_aborted.empty(); });
+    return absl::AbortedError("pull: " + store_aborted);
   }
 
   // Connecting, which ends with the timeout or when it is cancelled.
@@ -94,6 +105,34 @@ class FakeCommunicator : public Communicator {
   TrafficCounters traffic_;
 };
 
+class FakeStore : public StateStore {
+ public:
+  FakeStore(const v1::StateVersion& base, FakeTraining* training)
+      : base_(base), training_(training) {
+    ++training_->alive;
+    counters_.pushed = 300;
+    counters_.pulled = 500;
+  }
+  ~FakeStore() override { --training_->alive; }
+  v1::StateVersion base() const override { return base_; }
+  Event Push(uint64_t, int, int64_t, int64_t, const void*, const Event&) override { return {}; }
+  Event Pull(uint64_t, int, int64_t, int64_t, void*) override { return {}; }
+  absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord&, uint64_t, uint64_t) override {
+    return v1::StepDecision();
+  }
+  void Abort(const std::string& reason) override {
+    std::lock_guard<std::mutex> lock(training_->mutex);
+    training_->store_aborted = reason;
+    training_->changed.notify_all();
+  }
+  const OffloadCounters& counters() const override { return counters_; }
+
+ private:
+  const v1::StateVersion base_;
+  FakeTraining* const training_;
+  OffloadCounters counters_;
+};
+
 class FakeTrainer : public Trainer {
  public:
   FakeTrainer(const TrainerOptions& options, Buffer memory, FakeTraining* training)
@@ -130,7 +169,9 @@ class FakeTrainer : public Trainer {
     }
     return absl::OkStatus();
   }
-  absl::StatusOr<std::string> WeightsDigest() override { return "digest"; }
+  absl::StatusOr<std::string> WeightsDigest() override {
+    return options_.store == nullptr ? "digest" : "";
+  }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string&) override {
     return absl::UnimplementedError("not for these tests");
   }
@@ -163,6 +204,11 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
     if (!put.ok()) return put;
     if (training->lonely) return training->WaitForPeers(options);
     return std::make_unique<FakeCommunicator>(options.rank, options.size, training);
+  };
+  backend.open_store =
+      [training](const StoreClientOptions& options) -> absl::StatusOr<std::unique_ptr<StateStore>> {
+    if (absl::Status status = training->on_open_store(options); !status.ok()) return status;
+    return std::make_unique<FakeStore>(options.base, training);
   };
   backend.make_trainer =
       [training](const TrainerOptions& options) -> absl::StatusOr<std::unique_ptr<Trainer>> {

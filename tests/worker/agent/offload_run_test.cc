@@ -1,0 +1,166 @@
+// Runs of jobs whose state is in the shard stores.
+#include <gmock/gmock.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/worker/agent/worker_agent_fixture.h"
+#include "worker/agent/assignment.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OffloadRunTest : public WorkerAgentTest {
+ protected:
+  // Goes on after step 4 of epoch 2, on one store.
+  v1::Assign OffloadedJob(const std::string& run) const {
+    v1::Assign assign = Job(run);
+    v1::JobSpec& spec = *assign.mutable_spec();
+    spec.mutable_model()->set_architecture("gpt2");
+    spec.mutable_model()->set_hidden_size(16);
+    spec.mutable_model()->set_layers(1);
+    spec.mutable_model()->set_heads(2);
+    v1::ZeroSpec& zero = *spec.mutable_zero_optimization();
+    zero.set_stage(2);
+    zero.mutable_offload_optimizer()->set_device("cpu");
+    zero.mutable_offload_optimizer()->set_buffer_count(4);
+    zero.mutable_offload_optimizer()->set_buffer_size(100);
+    spec.mutable_store()->set_replicas(1);
+    spec.mutable_checkpoint()->set_dir("/ckpt");
+    v1::StoreMap& map = *assign.mutable_stores();
+    v1::StoreMap::Store& store = *map.add_stores();
+    store.set_member("store-0");
+    store.set_incarnation("abc");
+    store.set_host("host-s");
+    store.set_address("host-s:7");
+    map.set_replicas(1);
+    for (int chunk = 0; chunk < 3; ++chunk) map.add_placement(0);  // embedding, block, head
+    assign.mutable_version()->set_epoch(2);
+    assign.mutable_version()->set_step(4);
+    assign.set_first_step(5);
+    assign.set_next_sample(24);
+    return assign;
+  }
+};
+
+TEST_F(OffloadRunTest, TheTrainerGetsTheStoresAndWhereToGoOn) {
+  std::string seen;
+  training_.on_create = [&](const TrainerOptions& options) {
+    ASSERT_NE(options.store, nullptr);
+    seen = absl::StrCat(options.store->base().epoch(), ".", options.store->base().step(), " ",
+                        options.first_step, " ", options.next_sample);
+  };
+  std::string opened;
+  training_.on_open_store = [&](const StoreClientOptions& options) {
+    opened = absl::StrCat(options.map.stores(0).address(), " ", options.fence.run_id(), " ",
+                          options.fence.incarnation() == agent_->session()->incarnation(), " ",
+                          options.client != nullptr, " ", options.cancellation != nullptr);
+    return absl::OkStatus();
+  };
+  Assign(OffloadedJob("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  EXPECT_EQ(end.weights_digest(), "") << "the stores have the weights";
+  EXPECT_EQ(opened, "host-s:7 a-1 1 1 1");
+  EXPECT_EQ(seen, "2.4 5 24");
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(OffloadRunTest, AStopEndsTheWaitForTheStores) {
+  training_.on_step = [this](uint64_t) { return training_.WaitForStoreAbort(); };
+  Assign(OffloadedJob("a-1"));
+  ASSERT_TRUE(AwaitStep(5));
+  StopRun("a-1", "a worker is gone");
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_EQ(end.message(), "a worker is gone");
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(OffloadRunTest, AStopEndsOpeningTheStores) {
+  training_.on_open_store = [](const StoreClientOptions& options) {
+    EXPECT_TRUE(options.cancellation->Wait(absl::Seconds(30)));
+    return absl::CancelledError("opening ended");
+  };
+  Assign(OffloadedJob("a-1"));
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return state.keys.count("address/0") > 0; }));
+  StopRun("a-1", "cancelled by the user");
+  EXPECT_EQ(AwaitEnd().message(), "cancelled by the user");
+  EXPECT_TRUE(AwaitIdle());
+}
+
+TEST_F(OffloadRunTest, AStoreThatIsGoneIsReportedByItsCodeAndName) {
+  training_.on_step = [](uint64_t step) {
+    return step < 7 ? absl::OkStatus() : absl::UnavailableError("store-0 is gone: chunk 1, step 6");
+  };
+  Assign(OffloadedJob("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "UNAVAILABLE");
+  EXPECT_THAT(end.message(), HasSubstr("store-0 is gone"));
+  EXPECT_FALSE(end.has_blamed_rank());
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_THAT(training_.store_aborted, HasSubstr("store-0 is gone"));
+}
+
+TEST_F(OffloadRunTest, AWorkerThatIsToldToLeaveGoesAtOnceForNothingOfItsIsLost) {
+  v1::Assign job = OffloadedJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  EXPECT_TRUE(agent_->Shutdown("told to leave (SIGTERM)", absl::Seconds(30), absl::Seconds(30)));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_EQ(end.message(), "told to leave (SIGTERM)");
+  ASSERT_TRUE(end.has_blamed_rank());
+  EXPECT_EQ(end.blamed_rank(), 0u);
+  cluster_.With([](auto& state) { EXPECT_TRUE(state.checkpoints.empty()); });
+}
+
+TEST_F(OffloadRunTest, AStopThatSavesEndsTheRunForTheStoresSave) {
+  v1::Assign job = OffloadedJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  StopRun("a-1", "cancelled by the user", true);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "CANCELLED");
+  EXPECT_EQ(end.message(), "cancelled by the user");
+  cluster_.With([](auto& state) { EXPECT_TRUE(state.checkpoints.empty()); });
+}
+
+TEST_F(OffloadRunTest, BytesToAndFromTheStoresAreMetrics) {
+  training_.on_step = [this](uint64_t step) {
+    return step < 6 ? absl::OkStatus() : training_.WaitForAbort();
+  };
+  Assign(OffloadedJob("a-1"));
+  ASSERT_TRUE(AwaitStep(6));
+  std::map<std::string, double> bytes;
+  for (const prometheus::MetricFamily& family : metrics_.Collect()) {
+    if (family.name != "zeroshard_worker_offload_bytes_total") continue;
+    for (const prometheus::ClientMetric& metric : family.metric)
+      bytes[metric.label.back().value] = metric.counter.value;
+  }
+  const std::map<std::string, double> wanted = {{"push", 300}, {"pull", 500}};
+  EXPECT_EQ(bytes, wanted);
+  StopRun("a-1", "enough");
+  AwaitEnd();
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_TRUE(metrics_.Collect().empty());
+}
+
+TEST_F(OffloadRunTest, AnAssignmentThatDoesNotFitItsStoresIsRefused) {
+  v1::Assign job = OffloadedJob("a-1");
+  EXPECT_TRUE(CheckAssignment(job).ok()) << CheckAssignment(job);
+  job.set_first_step(6);
+  EXPECT_THAT(std::string(CheckAssignment(job).message()), HasSubstr("wanted step 5"));
+  job.set_first_step(5);
+  job.clear_stores();
+  EXPECT_THAT(std::string(CheckAssignment(job).message()), HasSubstr("names no shard store"));
+  Assign(job);
+  EXPECT_EQ(AwaitEnd().error_code(), "INVALID_ARGUMENT");
+}
+
+}  // namespace
+}  // namespace zeroshard
