@@ -3,15 +3,12 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/bulk/frame.h"
 #include "common/checkpoint/file_system.h"
@@ -23,11 +20,15 @@
 
 namespace zeroshard::store {
 
-// Reads chunks of a job that another store holds. Made by the service, over Bulk streams.
+// Reads chunks of a job that another store holds. Made by the service, over Bulk streams. One
+// thread at a time.
 class PeerReader {
  public:
   virtual ~PeerReader() = default;
-  // fp32 elements [begin, begin + values.size()) of a chunk at `version`, within `timeout`.
+  // fp32 elements [begin, begin + values.size()) of a chunk at `version`, at most kMaxPayload
+  // bytes. The implementation gives up after a time of its own; what UNAVAILABLE, ABORTED,
+  // FAILED_PRECONDITION and DEADLINE_EXCEEDED say may pass, and is tried again on a new reader
+  // until nothing has come for timeouts.start_seconds.
   virtual absl::Status Read(const v1::StateVersion& version, uint32_t chunk, StateKind kind,
                             int64_t begin, absl::Span<float> values) = 0;
 };
@@ -38,14 +39,18 @@ struct StoreHostOptions {
   uint64_t nvme_limit = 0;
   int threads = 1;
   FileSystem* files = nullptr;  // null: the real one
-  // Called without locks held, from any thread, with the newest report of a job that has changed.
+  // Called without locks held, from any thread, with the newest report of a job that has changed;
+  // of one job by one thread at a time, in order. Must not wait.
   std::function<void(const v1::StoreReport&)> on_report;
   std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(const v1::StoreMap::Store& peer,
                                                             const v1::BulkHello& hello)>
       connect_peer;
+  int64_t chunk_elements = kChunkElements;  // others: tests alone
 };
 
-// Thread-safe.
+class HostJob;
+
+// Thread-safe. Outlives the parameters that it has pinned.
 class StoreHost {
  public:
   explicit StoreHost(StoreHostOptions options);
@@ -56,24 +61,34 @@ class StoreHost {
   void OnDirective(const v1::StoreDirective& directive);
   // Of every job here, for a coordinator that this store has just come back to.
   std::vector<v1::StoreReport> Reports() const;
-  // This process was fenced: everything is forgotten, every stream ends.
+  // This process was fenced: everything is forgotten, every stream ends; no reports of it.
   void Clear();
 
   // --- bulk. A stream of a rank, or of a store that copies. ---
   class Stream;  // shared: it stays valid after its generation ended, and answers errors
   // UNAVAILABLE: the generation is not open here yet; FAILED_PRECONDITION: it is over, or there is
-  // no such job. `on_end` is called once, from any thread, when the store ends the stream.
+  // no such job. `on_end` is called at most once, from any thread, when the store ends the stream.
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
-  // Checks, stages and counts one kPush frame, whose payload is `parts`. What it returns goes into
-  // the kAck.
+  // Checks, stages and counts one kPush frame, whose payload is `parts`; never waits. OK: it is
+  // staged, or was before. UNAVAILABLE: the chunk does not have the version before yet (another
+  // replica of it was quicker), see WaitForPush. Other errors are those of JobControl::CheckPush
+  // and ABORTED where the stream was ended.
   absl::Status Push(Stream* stream, const bulk::Header& header,
                     absl::Span<const absl::Span<const char>> parts);
+  // After Push said UNAVAILABLE: calls `ready` once, from any thread or at once, when that frame
+  // can be given to Push again (which then says whatever is so), with OK; with an error when the
+  // stream was ended or closed. Until then the peer is best not read on.
+  using PushHandler = std::function<void(const absl::Status&)>;
+  void WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                   PushHandler ready);
   // Answers a kPull, now or when the chunk has that version, from any thread, once: parameters, or
-  // why not (ABORTED: the generation ended). The range may be larger than a frame.
+  // why not (ABORTED: the generation ended; CANCELLED: the stream was closed). The range may be
+  // larger than a frame.
   using PullHandler = std::function<void(absl::StatusOr<PinnedParameters>)>;
   void Pull(const std::shared_ptr<Stream>& stream, const bulk::Header& header, PullHandler handler);
-  // Answers a kState of at most kMaxPayload bytes.
+  // Answers a kState of at most kMaxPayload bytes. UNAVAILABLE: the state is not at that version
+  // yet; FAILED_PRECONDITION: no more.
   absl::Status State(Stream* stream, const bulk::Header& header, absl::Span<float> values);
   void Close(const std::shared_ptr<Stream>& stream);
 
@@ -83,11 +98,11 @@ class StoreHost {
     uint64_t pushed = 0, pulled = 0;  // bytes of payload
   };
   Traffic traffic() const;
-  // Seconds that each update took since the last call.
+  size_t jobs() const;
+  // Seconds that each update took since the last call; the newest thousand.
   std::vector<double> TakeUpdateSeconds();
 
  private:
-  struct Job;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,451 @@
+// A job as its control, its streams and its coordinator see it; its thread is in host_work.cc.
+#include "shard_store/state/host_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "shard_store/state/host_state.h"
+
+namespace zeroshard::store {
+namespace {
+
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(300);
+
+// Of the job's map, the chunks whose first replica that is there is this store.
+std::vector<uint32_t> FirstReplicas(const v1::StoreJob& job,
+                                    const std::map<uint32_t, Chunk>& chunks) {
+  std::vector<uint32_t> first;
+  const uint64_t replicas = job.map().replicas();
+  for (const auto& [id, chunk] : chunks) {
+    for (uint64_t place = id * replicas; place < (id + uint64_t{1}) * replicas; ++place) {
+      if (place >= static_cast<uint64_t>(job.map().placement_size())) break;
+      const uint32_t store = job.map().placement(static_cast<int>(place));
+      if (store == kNoStore) continue;
+      if (store == job.store()) first.push_back(id);
+      break;
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+HostJob::HostJob(const std::string& run_id, HostContext* context)
+    : context_(context), control_(run_id, context->options.chunk_elements) {}
+
+HostJob::~HostJob() = default;
+
+void HostJob::Start() {
+  thread_ = std::thread([this] { Main(); });
+}
+
+void HostJob::Make(const Calls& calls) {
+  for (const auto& call : calls) call();
+}
+
+void HostJob::OnDirective(const v1::StoreDirective& directive) {
+  Calls calls;
+  bool refused = false;
+  std::string warning;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (quit_) return;
+    const absl::StatusOr<Orders> orders = control_.OnDirective(directive);
+    refused = !orders.ok();
+    if (refused && refused_ != orders.status().message()) {
+      refused_ = warning = std::string(orders.status().message());
+    }
+    if (!refused) {
+      TakeOrders(*orders, &calls);
+      Recheck(&calls);
+    }
+  }
+  Make(calls);
+  if (!warning.empty()) LogWarning("a directive was refused: ", warning);
+  SendReport(refused);
+}
+
+void HostJob::Tell(uint64_t life, const std::function<Orders()>& event) {
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (life != life_) return;
+    TakeOrders(event(), &calls);
+    Recheck(&calls);
+  }
+  Make(calls);
+  SendReport(false);
+}
+
+// --- orders, under the lock ----------------------------------------------------------------------
+
+void HostJob::BeginLife() {
+  ++life_;
+  *stop_ = true;
+  stop_ = std::make_shared<std::atomic<bool>>(false);
+  operations_.clear();
+  CancelSnapshot();
+}
+
+void HostJob::DropState() {
+  if (state_ == nullptr) return;
+  state_->Release();
+  dying_.push_back(std::move(state_));
+  state_ = nullptr;
+}
+
+void HostJob::CancelSnapshot() {
+  std::erase_if(operations_, [](const Operation& operation) { return operation.snapshot; });
+  ++snapshot_number_;
+  if (snapshot_stop_ != nullptr) *snapshot_stop_ = true;
+  // Chunks are not held back for it any more.
+  if (const std::shared_ptr<HeldState> state = snapshot_state_.lock(); state != nullptr) {
+    state->state->EndSnapshot();
+    dying_.push_back(state);  // never freed under the lock
+  }
+}
+
+void HostJob::TakeOrders(const Orders& orders, Calls* calls) {
+  if (orders.forget || orders.load) BeginLife();
+  if (orders.forget || (orders.load && orders.keep.empty())) DropState();
+  if (orders.end_streams || orders.forget) {
+    const std::string& run_id = control_.report().run_id();
+    EndStreams(
+        orders.forget,
+        orders.forget
+            ? absl::FailedPreconditionError(absl::StrCat(run_id, " is over and was dropped here"))
+            : absl::AbortedError(absl::StrCat("this generation of ", run_id,
+                                              " is over: generation ", control_.generation(),
+                                              " is open here")),
+        calls);
+  }
+  if (orders.cancel_snapshot) CancelSnapshot();
+  // drop_staging: the control counts what is staged; the buffers are overwritten.
+  const uint64_t life = life_;
+  if (orders.load) {
+    operations_.push_back(
+        {false, [this, life, stop = std::shared_ptr<const std::atomic<bool>>(stop_),
+                 job = control_.job(), chunks = control_.chunks(),
+                 keep = orders.keep] { Load(life, stop, job, chunks, keep); }});
+  }
+  if (orders.snapshot) {
+    operations_.push_back({true, [this, life, number = snapshot_number_, order = *orders.snapshot] {
+                             StartSnapshot(life, number, order);
+                           }});
+  }
+  if (orders.apply) {
+    operations_.push_back(
+        {false, [this, life, decision = *orders.apply] { Apply(life, decision); }});
+  }
+  if (orders.digest_step) {
+    operations_.push_back({false, [this, life, step = *orders.digest_step,
+                                   first = FirstReplicas(control_.job(), control_.chunks())] {
+                             Digest(life, step, first);
+                           }});
+  }
+  changed_.notify_all();
+}
+
+void HostJob::EndStreams(bool all, const absl::Status& status, Calls* calls) {
+  const auto over = [&](const std::shared_ptr<Stream>& stream) {
+    return all || stream->generation < control_.generation();
+  };
+  for (auto& [chunk, list] : waiting_) {
+    std::erase_if(list, [&](Waiting& waiting) {
+      if (!over(waiting.stream)) return false;
+      if (waiting.pull) {
+        calls->push_back([pull = std::move(waiting.pull), status] { pull(status); });
+      } else {
+        calls->push_back([push = std::move(waiting.push), status] { push(status); });
+      }
+      return true;
+    });
+  }
+  std::erase_if(streams_, [&](const std::shared_ptr<Stream>& stream) {
+    if (!over(stream)) return false;
+    stream->ended = status;
+    if (stream->on_end)
+      calls->push_back([end = std::exchange(stream->on_end, nullptr), status] { end(status); });
+    return true;
+  });
+}
+
+void HostJob::End(const absl::Status& status) {
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    BeginLife();
+    DropState();
+    EndStreams(true, status, &calls);
+    quit_ = true;
+    changed_.notify_all();
+  }
+  Make(calls);
+}
+
+void HostJob::Finish() {
+  if (thread_.joinable()) thread_.join();
+}
+
+// --- reports -------------------------------------------------------------------------------------
+
+bool HostJob::IsOver() const {
+  return control_.dropped() && state_ == nullptr && dying_.empty() && !freeing_ && !working_ &&
+         operations_.empty();
+}
+
+v1::StoreReport HostJob::MakeReport() const {
+  v1::StoreReport report = control_.report();
+  if (state_ != nullptr) *report.mutable_usage() = state_->state->usage();
+  return report;
+}
+
+v1::StoreReport HostJob::Report() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return MakeReport();
+}
+
+void HostJob::SendReport(bool always) {
+  while (true) {
+    v1::StoreReport report;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      // The last word comes when everything is free.
+      if (quit_ || (control_.dropped() && !IsOver())) return;
+      v1::StoreReport what = control_.report();
+      what.clear_progress();
+      std::string now = what.SerializeAsString();
+      if (!always && now == reported_) return;
+      if (reporting_) {  // that thread sends this too: the newest is always the last
+        report_again_ = true;
+        return;
+      }
+      reporting_ = true;
+      reported_ = std::move(now);
+      reported_at_ = absl::Now();
+      report = MakeReport();
+    }
+    if (context_->options.on_report) context_->options.on_report(report);
+    std::lock_guard<std::mutex> lock(mutex_);
+    reporting_ = false;
+    if (!std::exchange(report_again_, false)) return;
+    always = true;
+  }
+}
+
+void HostJob::OnProgress() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    control_.OnProgress();
+    if (absl::Now() - reported_at_ < kProgressInterval) return;
+  }
+  SendReport(true);
+}
+
+// --- bulk ----------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<StoreHost::Stream>> HostJob::Open(
+    const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (quit_) return absl::FailedPreconditionError("this store was fenced");
+  ZS_RETURN_IF_ERROR(control_.CheckStream(hello.generation()));
+  auto stream = std::make_shared<Stream>(shared_from_this(), hello, std::move(on_end));
+  streams_.insert(stream);
+  return stream;
+}
+
+void HostJob::Close(const std::shared_ptr<Stream>& stream) {
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::Status closed = absl::CancelledError("the stream was closed");
+    streams_.erase(stream);
+    stream->on_end = nullptr;
+    if (stream->ended.ok()) stream->ended = closed;
+    for (auto& [chunk, list] : waiting_) {
+      std::erase_if(list, [&](Waiting& waiting) {
+        if (waiting.stream != stream) return false;
+        if (waiting.pull) {
+          calls.push_back([pull = std::move(waiting.pull), closed] { pull(closed); });
+        } else {
+          calls.push_back([push = std::move(waiting.push), closed] { push(closed); });
+        }
+        return true;
+      });
+    }
+  }
+  Make(calls);
+}
+
+absl::Status HostJob::CheckFrame(const Stream& stream, const bulk::Header& header) const {
+  if (!stream.ended.ok()) return stream.ended;
+  if (header.generation == stream.generation) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a frame of generation ", header.generation,
+                                                 " on a stream of generation ", stream.generation,
+                                                 " of ", control_.report().run_id()));
+}
+
+// Counts while it lives, so that nothing is applied, and nothing of a newer generation staged,
+// while memory is being copied.
+class HostJob::Busy {
+ public:
+  // Under the lock. Waits for copies of older generations, which take as long as copying 1 MiB.
+  Busy(HostJob* job, uint64_t generation, std::unique_lock<std::mutex>* lock)
+      : job_(*job), generation_(generation) {
+    job_.changed_.wait(
+        *lock, [this] { return job_.busy_.empty() || job_.busy_.begin()->first >= generation_; });
+    ++job_.busy_[generation_];
+  }
+  // Under the lock.
+  void End() {
+    if (--job_.busy_[generation_] == 0) job_.busy_.erase(generation_);
+    job_.changed_.notify_all();
+  }
+
+ private:
+  HostJob& job_;
+  const uint64_t generation_;
+};
+
+absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
+                           absl::Span<const absl::Span<const char>> parts) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto check = [&]() -> absl::Status {
+    ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
+    return control_.CheckPush(header.generation, header.epoch, header.step, header.chunk,
+                              header.begin, header.count);
+  };
+  absl::Status status = check();
+  if (absl::IsAlreadyExists(status)) return absl::OkStatus();
+  ZS_RETURN_IF_ERROR(status);
+  Busy busy(this, header.generation, &lock);
+  status = check();  // it may have waited
+  std::shared_ptr<HeldState> state = state_;
+  if (status.ok() && state == nullptr) status = absl::UnavailableError("the state is being loaded");
+  if (status.ok()) {
+    lock.unlock();
+    status = state->state->Stage(header.chunk, header.begin, header.count, parts);
+    lock.lock();
+  }
+  busy.End();
+  if (absl::IsAlreadyExists(status)) return absl::OkStatus();
+  ZS_RETURN_IF_ERROR(status);
+  ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
+  const uint64_t sealed = control_.report().sealed_step();
+  status = control_.OnStaged(header.generation, header.epoch, header.step, header.chunk,
+                             header.begin, header.count);
+  const bool sealed_now = control_.report().sealed_step() != sealed;
+  lock.unlock();
+  state = nullptr;
+  if (status.ok()) context_->pushed += header.bytes;
+  if (sealed_now) SendReport(false);
+  return status;
+}
+
+void HostJob::WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                          StoreHost::PushHandler ready) {
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Waiting waiting{stream, header, nullptr, std::move(ready)};
+    if (!Answer(&waiting, &calls)) waiting_[header.chunk].push_back(std::move(waiting));
+  }
+  Make(calls);
+}
+
+void HostJob::Pull(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                   StoreHost::PullHandler handler) {
+  Calls calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Waiting waiting{stream, header, std::move(handler), nullptr};
+    if (!Answer(&waiting, &calls)) waiting_[header.chunk].push_back(std::move(waiting));
+  }
+  Make(calls);
+}
+
+bool HostJob::Answer(Waiting* waiting, Calls* calls) {
+  const bulk::Header& header = waiting->header;
+  const absl::Status frame = CheckFrame(*waiting->stream, header);
+  if (waiting->push) {
+    // Only what Push itself would wait for: other errors are its to give.
+    const bool early =
+        frame.ok() && control_.CheckStream(header.generation).ok() &&
+        absl::IsUnavailable(control_.CheckPush(header.generation, header.epoch, header.step,
+                                               header.chunk, header.begin, header.count));
+    if (early) return false;
+    calls->push_back([push = std::move(waiting->push), frame] { push(frame); });
+    return true;
+  }
+  absl::StatusOr<PinnedParameters> answer = frame;
+  if (frame.ok()) {
+    const absl::StatusOr<JobControl::Pull> pull = control_.CheckPull(
+        header.generation, header.epoch, header.step, header.chunk, header.begin, header.count);
+    if (pull.ok() && *pull == JobControl::Pull::kWait) return false;
+    answer = pull.ok() ? Pin(header) : pull.status();
+  }
+  if (answer.ok()) context_->pulled += answer->bytes.size();
+  calls->push_back([pull = std::move(waiting->pull), answer = std::move(answer)]() mutable {
+    pull(std::move(answer));
+  });
+  return true;
+}
+
+absl::StatusOr<PinnedParameters> HostJob::Pin(const bulk::Header& header) {
+  if (state_ == nullptr) return absl::UnavailableError("the state is being loaded");
+  return state_->state->Parameters(header.chunk, header.begin, header.count);
+}
+
+void HostJob::Recheck(Calls* calls) {
+  for (auto& [chunk, list] : waiting_)
+    std::erase_if(list, [&](Waiting& waiting) { return Answer(&waiting, calls); });
+  std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void HostJob::Recheck(uint32_t chunk, Calls* calls) {
+  const auto found = waiting_.find(chunk);
+  if (found == waiting_.end()) return;
+  std::erase_if(found->second, [&](Waiting& waiting) { return Answer(&waiting, calls); });
+  if (found->second.empty()) waiting_.erase(found);
+}
+
+absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Span<float> values) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
+  if (!stream->of_store || header.code >= kStateKinds || values.size() != header.count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "state of kind ", header.code, ", ", header.count, " elements; wanted a kind below ",
+        kStateKinds, " on the stream of a store, with room for as many"));
+  }
+  ZS_RETURN_IF_ERROR(control_.CheckStream(header.generation));
+  const v1::StoreReport& report = control_.report();
+  const uint64_t epoch = report.version().epoch(), step = report.version().step();
+  const std::string where =
+      absl::StrCat("the state of ", report.run_id(), " at step ", header.step, " of epoch ",
+                   header.epoch, "; here it is at step ", step, " of epoch ", epoch);
+  if (header.epoch < epoch || (header.epoch == epoch && header.step < step))
+    return absl::FailedPreconditionError(absl::StrCat("gone is ", where));
+  if (header.epoch != epoch || header.step != step || state_ == nullptr ||
+      report.phase() != v1::STORE_PHASE_READY)
+    return absl::UnavailableError(absl::StrCat("not here yet is ", where));
+  Busy busy(this, header.generation, &lock);
+  const std::shared_ptr<HeldState> state = state_;
+  // Whatever ended while it waited is found out below.
+  absl::Status status = absl::UnavailableError("the state is being loaded");
+  if (state != nullptr && control_.report().phase() == v1::STORE_PHASE_READY &&
+      control_.report().version().step() == header.step &&
+      control_.report().version().epoch() == header.epoch) {
+    lock.unlock();
+    status = state->state->GetState(header.chunk, static_cast<StateKind>(header.code), header.begin,
+                                    values);
+    lock.lock();
+  }
+  busy.End();
+  return status;
+}
+
+}  // namespace zeroshard::store

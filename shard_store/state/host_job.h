@@ -1,0 +1,172 @@
+// One job on this store: its control, its state, its streams and what is under way. Within this
+// library.
+//
+// One mutex around all of it; under it only memory is touched. What the control orders is done one
+// after the other on a thread of the job's own; a snapshot is written on another. Every load and
+// every end begins a new `life`: what was under way then is stopped, and what it still says is not
+// heard. Calls to the outside are collected under the lock and made after it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "shard_store/core/job_control.h"
+#include "shard_store/state/store_host.h"
+
+namespace zeroshard::store {
+
+// What the jobs of a host share.
+struct HostContext {
+  explicit HostContext(StoreHostOptions given)
+      : options(std::move(given)), budget(options.memory_limit), pool(options.threads) {}
+
+  const StoreHostOptions options;
+  MemoryBudget budget;
+  TaskPool pool;
+  // Of the budget, what the states that are in use took: the rest is on its way to being free.
+  std::atomic<uint64_t> held{0};
+  std::atomic<uint64_t> pushed{0}, pulled{0};
+  std::mutex mutex;
+  std::deque<double> update_seconds;
+};
+
+class StoreHost::Stream {
+ public:
+  Stream(std::shared_ptr<HostJob> job, const v1::BulkHello& hello,
+         std::function<void(const absl::Status&)> on_end)
+      : job(std::move(job)),
+        generation(hello.generation()),
+        of_store(hello.store()),
+        on_end(std::move(on_end)) {}
+
+  const std::shared_ptr<HostJob> job;
+  const uint64_t generation;
+  const bool of_store;
+  // Guarded by the job's mutex.
+  absl::Status ended;  // why, where the store ended it
+  std::function<void(const absl::Status&)> on_end;
+};
+
+class HostJob : public std::enable_shared_from_this<HostJob> {
+ public:
+  using Stream = StoreHost::Stream;
+
+  HostJob(const std::string& run_id, HostContext* context);
+  ~HostJob();  // after Finish
+
+  void Start();
+  void OnDirective(const v1::StoreDirective& directive);
+  v1::StoreReport Report() const;
+  // Forgets everything and ends the streams with this; no report comes after it.
+  void End(const absl::Status& status);
+  // The job is over and everything freed: Finish does not wait.
+  bool finished() const { return finished_; }
+  void Finish();  // waits for the job's threads; after End or once finished
+
+  absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
+                                               std::function<void(const absl::Status&)> on_end);
+  absl::Status Push(Stream* stream, const bulk::Header& header,
+                    absl::Span<const absl::Span<const char>> parts);
+  void WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                   StoreHost::PushHandler ready);
+  void Pull(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+            StoreHost::PullHandler handler);
+  absl::Status State(Stream* stream, const bulk::Header& header, absl::Span<float> values);
+  void Close(const std::shared_ptr<Stream>& stream);
+
+ private:
+  // Calls that are made once the lock is given back.
+  using Calls = std::vector<std::function<void()>>;
+  struct HeldState;
+  struct Operation {
+    bool snapshot = false;
+    std::function<void()> run;
+  };
+  struct Waiting {
+    std::shared_ptr<Stream> stream;
+    bulk::Header header;
+    StoreHost::PullHandler pull;  // one of the two
+    StoreHost::PushHandler push;
+  };
+  // A stage or a read that is copying memory outside the lock.
+  class Busy;
+
+  // --- under the lock ---
+  void TakeOrders(const Orders& orders, Calls* calls);
+  void BeginLife();
+  void DropState();
+  void CancelSnapshot();
+  void EndStreams(bool all, const absl::Status& status, Calls* calls);
+  void Recheck(Calls* calls);
+  void Recheck(uint32_t chunk, Calls* calls);
+  bool Answer(Waiting* waiting, Calls* calls);  // false: it has to wait
+  absl::StatusOr<PinnedParameters> Pin(const bulk::Header& header);
+  absl::Status CheckFrame(const Stream& stream, const bulk::Header& header) const;
+  bool IsOver() const;  // dropped, and nothing of it is left
+  v1::StoreReport MakeReport() const;
+
+  // --- without it ---
+  static void Make(const Calls& calls);
+  void SendReport(bool always);
+  void OnProgress();
+  // Tells the control something and does what follows from it; nothing where `life` is over.
+  void Tell(uint64_t life, const std::function<Orders()>& event);
+
+  // --- on the job's thread ---
+  void Main();
+  void Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop, const v1::StoreJob& job,
+            const std::map<uint32_t, Chunk>& chunks, const std::vector<uint32_t>& keep);
+  absl::Status MakeState(uint64_t life, const std::atomic<bool>& stop, const v1::StoreJob& job,
+                         const std::map<uint32_t, Chunk>& chunks, const std::vector<uint32_t>& keep,
+                         std::shared_ptr<HeldState>* state);
+  absl::StatusOr<std::unique_ptr<PeerReader>> Connect(const v1::StoreJob& job, uint32_t store);
+  void Apply(uint64_t life, const v1::StepDecision& decision);
+  void Digest(uint64_t life, uint64_t step, const std::vector<uint32_t>& chunks);
+  void StartSnapshot(uint64_t life, uint64_t number, const v1::SnapshotOrder& order);
+  // On a thread of its own.
+  void WriteSnapshot(uint64_t life, std::shared_ptr<HeldState> state,
+                     std::shared_ptr<const std::atomic<bool>> stop);
+
+  HostContext* const context_;
+  std::thread thread_;
+  std::thread snapshot_thread_;  // the job's thread's
+  std::atomic<bool> finished_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  JobControl control_;
+  std::string refused_;  // the last directive that was, logged once
+  uint64_t life_ = 0;
+  std::shared_ptr<std::atomic<bool>> stop_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<HeldState> state_;
+  std::vector<std::shared_ptr<HeldState>> dying_;  // freed by the job's thread
+  bool freeing_ = false;
+  std::deque<Operation> operations_;
+  bool working_ = false;  // on one of them
+  bool quit_ = false;
+
+  std::set<std::shared_ptr<Stream>> streams_;
+  std::map<uint32_t, std::vector<Waiting>> waiting_;  // by chunk
+  std::map<uint64_t, int> busy_;                      // by generation
+
+  bool snapshot_running_ = false;
+  uint64_t snapshot_number_ = 0;  // grows when one is given up
+  std::shared_ptr<std::atomic<bool>> snapshot_stop_;
+  std::weak_ptr<HeldState> snapshot_state_;
+
+  bool reporting_ = false, report_again_ = false;
+  std::string reported_;  // without progress and usage
+  absl::Time reported_at_ = absl::InfinitePast();
+};
+
+}  // namespace zeroshard::store

@@ -1,0 +1,39 @@
+// Fills the chunks of a job as its directive says: from a checkpoint, a Hugging Face folder or the
+// seed, or from other stores. Within this library.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "shard_store/state/job_state.h"
+#include "shard_store/state/store_host.h"
+
+namespace zeroshard::store {
+
+struct LoadRequest {
+  v1::StoreJob job;
+  std::map<uint32_t, Chunk> chunks;  // to fill; those of job.copies among them are copied
+  bool momentum_only = false;        // there is no exp_avg_sq
+};
+
+struct LoadHooks {
+  std::function<void()> progress;  // something was read; from any thread
+  // To a store of the job's map, by its index; with the generation that is open here now.
+  std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(uint32_t store)> connect;
+  const std::atomic<bool>* stop = nullptr;
+  absl::Duration peer_timeout;  // nothing came from a peer
+};
+
+// On the calling thread, the state's pool and threads of its own. CANCELLED once `stop` is true;
+// errors name file and tensor, or store and chunk. Every checksum of a checkpoint's files is
+// verified beside reading them; nothing may be used before this is OK.
+absl::Status LoadState(const LoadRequest& request, const ModelTable& model, const LoadHooks& hooks,
+                       JobState* state);
+
+}  // namespace zeroshard::store

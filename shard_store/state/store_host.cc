@@ -1,0 +1,155 @@
+#include "shard_store/state/store_host.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "shard_store/state/host_job.h"
+
+namespace zeroshard::store {
+
+struct StoreHost::Impl {
+  explicit Impl(StoreHostOptions options) : context(std::move(options)) {}
+
+  std::shared_ptr<HostJob> Find(const std::string& run_id) const {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = jobs.find(run_id);
+    return found == jobs.end() ? nullptr : found->second;
+  }
+  // Takes out the jobs whose threads have ended, and of which others may still hold streams.
+  void Reap() {
+    std::vector<std::shared_ptr<HostJob>> over;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      std::erase_if(jobs, [&](const auto& entry) {
+        if (!entry.second->finished()) return false;
+        over.push_back(entry.second);
+        return true;
+      });
+      std::erase_if(ended, [&](const std::shared_ptr<HostJob>& job) {
+        if (!job->finished()) return false;
+        over.push_back(job);
+        return true;
+      });
+    }
+    for (const auto& job : over) job->Finish();
+  }
+  std::vector<std::shared_ptr<HostJob>> All() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<std::shared_ptr<HostJob>> all;
+    for (const auto& [run_id, job] : jobs) all.push_back(job);
+    return all;
+  }
+
+  HostContext context;
+  mutable std::mutex mutex;
+  std::map<std::string, std::shared_ptr<HostJob>> jobs;  // by run
+  std::vector<std::shared_ptr<HostJob>> ended;           // by Clear, their threads on their way
+};
+
+StoreHost::StoreHost(StoreHostOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+StoreHost::~StoreHost() {
+  Clear();
+  for (const auto& job : impl_->ended) job->Finish();
+}
+
+void StoreHost::OnDirective(const v1::StoreDirective& directive) {
+  impl_->Reap();
+  std::shared_ptr<HostJob> job;
+  {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    std::shared_ptr<HostJob>& place = impl_->jobs[directive.run_id()];
+    if (place == nullptr) {
+      place = std::make_shared<HostJob>(directive.run_id(), &impl_->context);
+      place->Start();
+    }
+    job = place;
+  }
+  job->OnDirective(directive);
+}
+
+std::vector<v1::StoreReport> StoreHost::Reports() const {
+  std::vector<v1::StoreReport> reports;
+  for (const auto& job : impl_->All()) reports.push_back(job->Report());
+  return reports;
+}
+
+void StoreHost::Clear() {
+  std::map<std::string, std::shared_ptr<HostJob>> jobs;
+  {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    jobs.swap(impl_->jobs);
+    for (const auto& [run_id, job] : jobs) impl_->ended.push_back(job);
+  }
+  for (const auto& [run_id, job] : jobs)
+    job->End(absl::FailedPreconditionError(
+        absl::StrCat("this store was fenced and has forgotten ", run_id)));
+}
+
+absl::StatusOr<std::shared_ptr<StoreHost::Stream>> StoreHost::Open(
+    const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
+  const std::shared_ptr<HostJob> job = impl_->Find(hello.run_id());
+  if (job != nullptr) return job->Open(hello, std::move(on_end));
+  return absl::FailedPreconditionError(
+      absl::StrCat("run ", hello.run_id(), " has no state on this store"));
+}
+
+absl::Status StoreHost::Push(Stream* stream, const bulk::Header& header,
+                             absl::Span<const absl::Span<const char>> parts) {
+  return stream->job->Push(stream, header, parts);
+}
+
+void StoreHost::WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                            PushHandler ready) {
+  stream->job->WaitForPush(stream, header, std::move(ready));
+}
+
+void StoreHost::Pull(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
+                     PullHandler handler) {
+  stream->job->Pull(stream, header, std::move(handler));
+}
+
+absl::Status StoreHost::State(Stream* stream, const bulk::Header& header,
+                              absl::Span<float> values) {
+  return stream->job->State(stream, header, values);
+}
+
+void StoreHost::Close(const std::shared_ptr<Stream>& stream) { stream->job->Close(stream); }
+
+v1::StoreUsage StoreHost::usage() const {
+  v1::StoreUsage total;
+  for (const auto& job : impl_->All()) {
+    const v1::StoreUsage usage = job->Report().usage();
+    total.set_chunks(total.chunks() + usage.chunks());
+    total.set_master_bytes(total.master_bytes() + usage.master_bytes());
+    total.set_exp_avg_bytes(total.exp_avg_bytes() + usage.exp_avg_bytes());
+    total.set_exp_avg_sq_bytes(total.exp_avg_sq_bytes() + usage.exp_avg_sq_bytes());
+    total.set_parameter_bytes(total.parameter_bytes() + usage.parameter_bytes());
+    total.set_staging_bytes(total.staging_bytes() + usage.staging_bytes());
+    total.set_nvme_bytes(total.nvme_bytes() + usage.nvme_bytes());
+  }
+  return total;
+}
+
+StoreHost::Traffic StoreHost::traffic() const {
+  return {impl_->context.pushed, impl_->context.pulled};
+}
+
+size_t StoreHost::jobs() const {
+  size_t count = 0;
+  for (const auto& job : impl_->All()) count += job->finished() ? 0 : 1;
+  return count;
+}
+
+std::vector<double> StoreHost::TakeUpdateSeconds() {
+  std::lock_guard<std::mutex> lock(impl_->context.mutex);
+  std::deque<double>& seconds = impl_->context.update_seconds;
+  std::vector<double> taken(seconds.begin(), seconds.end());
+  seconds.clear();
+  return taken;
+}
+
+}  // namespace zeroshard::store
