@@ -25,10 +25,11 @@ int OpenNew(const std::string& path, int extra, DiskHook* hook) {
   return open(path.c_str(), flags, 0600);
 }
 
-std::string FreeBytes(int fd) {
+// UINT64_MAX where the file system does not tell.
+uint64_t FreeBytes(int fd) {
   struct statvfs info;
-  if (fstatvfs(fd, &info) != 0) return "an unknown number of";
-  return absl::StrCat(static_cast<uint64_t>(info.f_bavail) * info.f_frsize);
+  if (fstatvfs(fd, &info) != 0) return UINT64_MAX;
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }
 
 }  // namespace
@@ -56,16 +57,22 @@ DirectFile::~DirectFile() { close(fd_); }
 
 absl::Status DirectFile::Allocate(uint64_t bytes) {
   int error = hook_ == nullptr ? 0 : hook_->OnAllocate(path_, bytes);
+  // Some file systems take all there is before they say that it is not enough, so that whatever
+  // else writes to the disk fails meanwhile.
+  uint64_t free = FreeBytes(fd_);
+  if (error == 0 && bytes > free) error = ENOSPC;
   if (error == 0) {
     do {
       error = fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
     } while (error == EINTR);
+    if (error != 0 && ftruncate(fd_, 0) == 0) free = FreeBytes(fd_);
   }
   if (error == 0) return absl::OkStatus();
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "cannot reserve ", bytes, " bytes for ", path_, ": ",
-        ErrnoError(error, "allocate", path_).message(), "; ", FreeBytes(fd_),
+        ErrnoError(error, "allocate", path_).message(), "; ",
+        free == UINT64_MAX ? std::string("an unknown number of") : absl::StrCat(free),
         " bytes are free there. Free some, give --nvme-dir a larger disk, or add stores"));
   }
   if (error == EOPNOTSUPP || error == ENOSYS) {

@@ -88,7 +88,7 @@ class RingIo : public AsyncIo {
   absl::Status broken_;
   bool ring_usable_ = true;
   bool wake_armed_ = false;
-  bool last_round_ = false;
+  bool seen_stopping_ = false;
 };
 
 absl::Status RingIo::Init() {
@@ -195,8 +195,7 @@ bool RingIo::Collect() {
   const bool live = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
     return slot.operation != nullptr && !slot.abandoned;
   });
-  // Asleep from here: who submits now wakes the ring. Not where there is more to start at once.
-  asleep_ = waiting_.empty() || free_.empty();
+  asleep_ = false;
   return live || !waiting_.empty() || !delayed_.empty() || !stopping_;
 }
 
@@ -309,8 +308,9 @@ void RingIo::Wait() {
   for (const auto& operation : delayed_) until = std::min(until, operation->not_before);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!asleep_ && !incoming_.empty()) until = now;
-    if (!waiting_.empty() && !free_.empty()) until = now;
+    const bool news = !incoming_.empty() || (stopping_ && !std::exchange(seen_stopping_, true));
+    if (news || (!waiting_.empty() && !free_.empty())) until = now;
+    asleep_ = true;  // from here on who submits wakes the ring
   }
   const auto wait = std::max(std::chrono::nanoseconds(0), until - now);
   if (!ring_usable_) {  // then there is nothing to wait on but what callers bring

@@ -23,7 +23,8 @@ class WaitGroup {
   AsyncIo::Done Add() {
     std::lock_guard<std::mutex> lock(mutex_);
     ++pending_;
-    return [this](absl::Status status, IoBuffer) {
+    return [this](absl::Status status, IoBuffer buffer) {
+      buffer.Reset();  // before who waits goes on
       std::lock_guard<std::mutex> ending(mutex_);
       if (first_.ok()) first_ = std::move(status);
       if (--pending_ == 0) ended_.notify_all();
