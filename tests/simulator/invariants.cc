@@ -1,0 +1,276 @@
+#include "tests/simulator/invariants.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/text.h"
+#include "tests/simulator/cluster.h"
+#include "tests/simulator/sim_coordinator.h"
+#include "tests/simulator/sim_store.h"
+
+namespace zeroshard::simulator {
+
+using coordinator::CounterRecord;
+using coordinator::JobRecord;
+using coordinator::LogRecord;
+using coordinator::StepDecisionRecord;
+using coordinator::StoreMapRecord;
+
+void Invariants::Violate(const std::string& invariant, const std::string& what) {
+  cluster_->world().Violate(invariant, what);
+}
+
+void Invariants::OnRecords(const std::vector<LogRecord>& records) {
+  for (const LogRecord& record : records) {
+    if (const auto* counter = std::get_if<CounterRecord>(&record)) On(*counter);
+    if (const auto* job = std::get_if<JobRecord>(&record)) On(*job);
+    if (const auto* map = std::get_if<StoreMapRecord>(&record)) On(*map);
+    if (const auto* decision = std::get_if<StepDecisionRecord>(&record)) On(*decision);
+  }
+}
+
+void Invariants::On(const CounterRecord& record) {
+  if (record.name != "term") return;
+  if (record.value <= term_) Violate("I9", absl::StrCat("term ", record.value, " after ", term_));
+  term_ = record.value;
+}
+
+void Invariants::On(const JobRecord& record) {
+  Run& run = runs_[record.run_id];
+  run.job = record.spec.name();
+  if (record.generation < run.generation) {
+    Violate("I9", absl::StrCat(record.run_id, ": generation ", record.generation, " after ",
+                               run.generation));
+  }
+  if (record.state == v1::JOB_STATE_RECOVERING && run.state != v1::JOB_STATE_RECOVERING) {
+    ++recoveries_;
+  }
+  if (coordinator::IsEnded(run.state) && record.state != run.state) {
+    Violate("states", absl::StrCat(record.run_id, " leaves its end for ",
+                                   coordinator::NameOfState(record.state)));
+  }
+  run.generation = record.generation;
+  run.state = record.state;
+}
+
+void Invariants::On(const StoreMapRecord& record) {
+  Run& run = runs_[record.run_id];
+  const v1::StateVersion& base = record.job.base();
+  if (run.mapped && base.epoch() < run.epoch) {
+    Violate("I9", absl::StrCat(record.run_id, ": epoch ", base.epoch(), " after ", run.epoch));
+  }
+  if (run.mapped && record.map_version < run.map_version) {
+    Violate("I9",
+            absl::StrCat(record.run_id, ": map ", record.map_version, " after ", run.map_version));
+  }
+  if (!run.mapped || base.epoch() != run.epoch) {
+    const auto folder = cluster_->disk().folders.find(record.job.checkpoint());
+    const bool complete = folder != cluster_->disk().folders.end() && folder->second.complete &&
+                          folder->second.step == base.step();
+    if (base.step() != 0 || !record.job.checkpoint().empty()) {
+      if (!complete) {
+        Violate("I7", absl::StrCat(record.run_id, ": epoch ", base.epoch(), " begins at step ",
+                                   base.step(), " from ", record.job.checkpoint(),
+                                   ", which is not complete"));
+      }
+    }
+    if (run.mapped) {
+      ++rollbacks_;
+      if (base.step() > run.committed) {
+        Violate("I7", absl::StrCat(record.run_id, ": goes back to step ", base.step(), " from ",
+                                   run.committed));
+      }
+    }
+    run.committed = base.step();
+  }
+  run.mapped = true;
+  run.epoch = base.epoch();
+  run.map_version = record.map_version;
+  run.map = record;
+}
+
+void Invariants::On(const StepDecisionRecord& record) {
+  Run& run = runs_[record.run_id];
+  const v1::StepDecision& decision = record.decision;
+  const std::pair<uint64_t, uint64_t> key{decision.epoch(), decision.step()};
+  const std::string bytes = decision.SerializeAsString();
+  const auto [before, first] = run.decided.emplace(key, bytes);
+  if (!first) {
+    if (before->second != bytes) {
+      Violate("I2", absl::StrCat(record.run_id, ": step ", decision.step(), " of epoch ",
+                                 decision.epoch(), " is decided twice"));
+    }
+    return;  // written down again
+  }
+  ++decisions_;
+  if (decision.epoch() != run.epoch || decision.step() != run.committed + 1) {
+    Violate("I9",
+            absl::StrCat(record.run_id, ": step ", decision.step(), " of epoch ", decision.epoch(),
+                         " is decided after step ", run.committed, " of epoch ", run.epoch));
+  }
+  v1::StepDecision wanted = cluster_->reference(run.job).Decision(decision.step());
+  wanted.set_epoch(decision.epoch());
+  wanted.set_generation(run.generation);
+  wanted.set_snapshot(decision.snapshot());
+  if (wanted.SerializeAsString() != bytes) {
+    Violate("I11", absl::StrCat("decided {", decision.ShortDebugString(), "}, wanted {",
+                                wanted.ShortDebugString(), "}"));
+  }
+  CheckFullyStaged(run, decision);
+  run.committed = decision.step();
+}
+
+void Invariants::CheckFullyStaged(const Run& run, const v1::StepDecision& decision) {
+  const v1::StoreMap& map = run.map.job.map();
+  std::set<uint32_t> used(map.placement().begin(), map.placement().end());
+  for (const uint32_t index : used) {
+    if (index == store::kNoStore) continue;
+    const v1::StoreMap::Store& where = map.stores(static_cast<int>(index));
+    const std::shared_ptr<SimStore> store = cluster_->StoreOf(where.incarnation());
+    if (store == nullptr) {
+      Violate("map", absl::StrCat("names ", where.member(), " ", where.incarnation()));
+      return;
+    }
+    const SimStore::Job* job = store->Find(run.map.run_id);
+    const v1::StoreReport* report = job == nullptr ? nullptr : &job->control.report();
+    if (report == nullptr || report->version().epoch() != decision.epoch() ||
+        report->version().step() + 1 != decision.step() ||
+        report->phase() != v1::STORE_PHASE_READY) {
+      Violate("I1",
+              absl::StrCat("step ", decision.step(), " is decided with ", where.member(), " at ",
+                           report == nullptr ? "nothing" : report->ShortDebugString()));
+      return;
+    }
+    if (report->sealed_step() != decision.step() || report->generation() != decision.generation()) {
+      Violate("I3",
+              absl::StrCat("step ", decision.step(), " of generation ", decision.generation(),
+                           " is decided; ", where.member(), ": ", job->control.MissingGradients(),
+                           ", generation ", report->generation()));
+      return;
+    }
+  }
+}
+
+void Invariants::OnAssign(const v1::Assign& assign) {
+  if (!assign.has_stores()) return;
+  for (const v1::StoreMap::Store& where : assign.stores().stores()) {
+    const std::shared_ptr<SimStore> store = cluster_->StoreOf(where.incarnation());
+    if (store == nullptr || !store->alive()) continue;
+    bool used = false;
+    const auto& map = assign.stores();
+    for (const uint32_t index : map.placement()) {
+      used |= index < static_cast<uint32_t>(map.stores_size()) &&
+              map.stores(static_cast<int>(index)).incarnation() == where.incarnation();
+    }
+    if (!used) continue;
+    const SimStore::Job* job = store->Find(assign.run_id());
+    if (job != nullptr && job->control.generation() >= assign.generation()) continue;
+    Violate("I4", absl::StrCat("rank ", assign.rank(), " is assigned in generation ",
+                               assign.generation(), ", which ", where.member(), " has not opened"));
+  }
+}
+
+void Invariants::OnApply(const std::string& incarnation, const std::string& run_id, uint64_t load,
+                         const v1::StepDecision& decision) {
+  const std::string key = absl::StrCat(incarnation, " ", run_id, " ", load, " ", decision.epoch(),
+                                       " ", decision.step());
+  if (!applied_.insert(key).second) Violate("I2", absl::StrCat("applied twice: ", key));
+}
+
+void Invariants::OnCompute(
+    const std::string& job, const std::string& who, uint64_t epoch, uint64_t step,
+    const std::map<uint32_t, std::pair<v1::StateVersion, uint64_t>>& chunks) {
+  const Reference& reference = cluster_->reference(job);
+  for (uint32_t chunk = 0; chunk < reference.table().chunks.size(); ++chunk) {
+    const auto found = chunks.find(chunk);
+    if (found == chunks.end()) {
+      return Violate("I5", absl::StrCat(who, " has no chunk ", chunk, " of step ", step));
+    }
+    const auto& [version, state] = found->second;
+    if (version.epoch() != epoch || version.step() != step ||
+        state != reference.State(step)[chunk]) {
+      return Violate(
+          "I5", absl::StrCat(who, " computes on step ", step, " of epoch ", epoch, ", but chunk ",
+                             chunk, " is of ", version.ShortDebugString(),
+                             state == reference.State(step)[chunk] ? "" : ", other bits"));
+    }
+  }
+}
+
+void Invariants::Check() {
+  for (const auto& [name, process] : cluster_->members()) {
+    const auto* store = dynamic_cast<const SimStore*>(process.get());
+    if (store == nullptr) continue;
+    for (const auto& [run_id, job] : store->jobs()) {
+      const v1::StoreReport& report = job->control.report();
+      Counters& seen = stores_[{store->hello().incarnation(), run_id}];
+      const Counters now{report.term(), report.generation(), report.version().epoch(),
+                         report.map_version(), report.version().step()};
+      if (report.dropped()) continue;
+      if (now.term < seen.term || now.generation < seen.generation || now.epoch < seen.epoch ||
+          (now.epoch == seen.epoch &&
+           (now.map_version < seen.map_version || now.step < seen.step))) {
+        return Violate("I9",
+                       absl::StrCat(name, ", ", run_id, " goes back: ", report.ShortDebugString()));
+      }
+      seen = now;
+      const auto found = runs_.find(run_id);
+      if (found == runs_.end()) continue;
+      const Run& run = found->second;
+      const bool settled =
+          report.phase() == v1::STORE_PHASE_READY || report.phase() == v1::STORE_PHASE_APPLYING;
+      if (settled && now.epoch == run.epoch && now.map_version == run.map_version &&
+          !coordinator::IsEnded(run.state)) {
+        bool mapped = false;  // this very process
+        for (const v1::StoreMap::Store& where : run.map.job.map().stores()) {
+          mapped |= where.incarnation() == store->hello().incarnation();
+        }
+        if (mapped && now.step != run.committed && now.step + 1 != run.committed) {
+          return Violate("I1", absl::StrCat(name, ", ", run_id, " is at step ", now.step,
+                                            "; committed is ", run.committed));
+        }
+      }
+      if (report.phase() != v1::STORE_PHASE_READY) continue;
+      const Reference& reference = cluster_->reference(run.job);
+      for (const auto& [chunk, state] : job->state) {
+        if (state == reference.State(now.step)[chunk]) continue;
+        return Violate("I8", absl::StrCat(name, ", ", run_id, ": chunk ", chunk, " at step ",
+                                          now.step, " is not what an undisturbed run has"));
+      }
+    }
+  }
+}
+
+void Invariants::CheckEnd(const v1::JobStatus& status) {
+  const Reference& reference = cluster_->reference(status.name());
+  if (status.state() != v1::JOB_STATE_COMPLETED) {
+    return Violate(
+        "end", absl::StrCat(status.run_id(), " is ", coordinator::NameOfState(status.state()), ": ",
+                            status.reason()));
+  }
+  if (status.weights_digest() != reference.Digest()) {
+    Violate("end", absl::StrCat(status.run_id(), " has weights ", status.weights_digest(),
+                                ", wanted ", reference.Digest()));
+  }
+  if (status.committed_step() != reference.spec().steps()) {
+    Violate("end", absl::StrCat(status.run_id(), " committed ", status.committed_step(), " of ",
+                                reference.spec().steps()));
+  }
+  const std::vector<v1::StepRecord>& history = cluster_->disk().histories[status.run_id()];
+  if (history.size() != reference.spec().steps()) {
+    return Violate("end", absl::StrCat("the history of ", status.run_id(), " has ", history.size(),
+                                       " steps of ", reference.spec().steps()));
+  }
+  for (const v1::StepRecord& record : history) {
+    const v1::StepRecord& wanted = reference.Record(record.step());
+    if (record.loss() == wanted.loss() && record.grad_norm() == wanted.grad_norm() &&
+        record.tokens() == wanted.tokens()) {
+      continue;
+    }
+    Violate("end", absl::StrCat("the history of ", status.run_id(), " says of step ", record.step(),
+                                " ", record.ShortDebugString()));
+  }
+}
+
+}  // namespace zeroshard::simulator

@@ -1,0 +1,71 @@
+// What must hold whatever happens (architecture, section 6): looked at before every batch of the
+// log and after every event.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/durable_log.h"
+#include "coordinator/core/events.h"
+#include "zeroshard/v1/store.pb.h"
+
+namespace zeroshard::simulator {
+
+class Cluster;
+
+class Invariants {
+ public:
+  explicit Invariants(Cluster* cluster) : cluster_(cluster) {}
+
+  // Before they are appended: what is decided must be true of the stores now (I2, I3, I7, I9, I11).
+  void OnRecords(const std::vector<coordinator::LogRecord>& records);
+  // Before it is sent: every store of the map has opened the generation (I4).
+  void OnAssign(const v1::Assign& assign);
+  // After every event of any process (I1, I8, I9).
+  void Check();
+  // A rank computes with these chunks' states, each at the version that it was pulled at (I5).
+  void OnCompute(const std::string& job, const std::string& who, uint64_t epoch, uint64_t step,
+                 const std::map<uint32_t, std::pair<v1::StateVersion, uint64_t>>& chunks);
+  // A replica begins to apply (I2); its loads begin a new count.
+  void OnApply(const std::string& incarnation, const std::string& run_id, uint64_t load,
+               const v1::StepDecision& decision);
+  // After the job's end.
+  void CheckEnd(const v1::JobStatus& status);
+
+  uint64_t recoveries() const { return recoveries_; }
+  uint64_t rollbacks() const { return rollbacks_; }
+  uint64_t decisions() const { return decisions_; }
+
+ private:
+  struct Run {
+    std::string job;
+    uint64_t generation = 0;
+    uint64_t epoch = 0, map_version = 0;
+    bool mapped = false;
+    coordinator::StoreMapRecord map;
+    uint64_t committed = 0;  // in this epoch
+    v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+    std::map<std::pair<uint64_t, uint64_t>, std::string> decided;  // by epoch, step
+  };
+  struct Counters {
+    uint64_t term = 0, generation = 0, epoch = 0, map_version = 0, step = 0;
+  };
+  void On(const coordinator::CounterRecord& record);
+  void On(const coordinator::JobRecord& record);
+  void On(const coordinator::StoreMapRecord& record);
+  void On(const coordinator::StepDecisionRecord& record);
+  void CheckFullyStaged(const Run& run, const v1::StepDecision& decision);
+  void Violate(const std::string& invariant, const std::string& what);
+
+  Cluster* const cluster_;
+  uint64_t term_ = 0;
+  std::map<std::string, Run> runs_;
+  std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
+  std::set<std::string> applied_;
+  uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0;
+};
+
+}  // namespace zeroshard::simulator

@@ -1,0 +1,38 @@
+// simulator [--seeds N] [--from SEED] [--verbose] [--no-faults]: runs seeds one after the other and
+// stops at none; exits with 1 where one failed. N = 0: without end.
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "tests/simulator/scenario.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"Seeded simulation of the coordinator's and the stores' state machines"};
+  uint64_t seeds = 100, from = 1;
+  zeroshard::simulator::ScenarioOptions options;
+  bool no_faults = false;
+  app.add_option("--seeds", seeds, "how many; 0: without end")->capture_default_str();
+  app.add_option("--from", from, "the first")->capture_default_str();
+  app.add_flag("--verbose", options.verbose, "print every event as it happens");
+  app.add_flag("--no-faults", no_faults, "an undisturbed run");
+  CLI11_PARSE(app, argc, argv);
+  options.faults = !no_faults;
+  uint64_t failed = 0, recoveries = 0, rollbacks = 0, decisions = 0, faults = 0;
+  for (uint64_t seed = from; seeds == 0 || seed < from + seeds; ++seed) {
+    const zeroshard::simulator::Outcome outcome = zeroshard::simulator::Simulate(seed, options);
+    recoveries += outcome.recoveries;
+    rollbacks += outcome.rollbacks;
+    decisions += outcome.decisions;
+    faults += outcome.faults;
+    if (outcome.ok) continue;
+    ++failed;
+    std::cout << "seed " << seed << " (" << outcome.setting << "): " << outcome.violation << "\n";
+    if (!options.verbose && seeds == 1) std::cout << outcome.trace;
+    std::cout.flush();
+  }
+  std::cout << seeds << " seeds from " << from << ": " << failed << " failed; " << faults
+            << " faults, " << decisions << " decisions, " << recoveries << " recoveries, "
+            << rollbacks << " rollbacks\n";
+  return failed == 0 ? 0 : 1;
+}

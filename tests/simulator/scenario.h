@@ -1,0 +1,27 @@
+// One seed: a cluster, one or two jobs, faults at random, and what must hold to the end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace zeroshard::simulator {
+
+struct Outcome {
+  bool ok = false;
+  std::string violation;
+  std::string setting;  // of the seed, in words
+  std::string trace;    // the last events
+  // What happened, to see that the seeds reach what they should.
+  uint64_t steps = 0, faults = 0, recoveries = 0, rollbacks = 0, decisions = 0, boots = 0;
+  double seconds = 0;  // simulated
+};
+
+struct ScenarioOptions {
+  bool faults = true;
+  bool verbose = false;
+};
+
+// Deterministic: the same seed gives the same outcome.
+Outcome Simulate(uint64_t seed, const ScenarioOptions& options = {});
+
+}  // namespace zeroshard::simulator

@@ -1,0 +1,59 @@
+#include <gtest/gtest.h>
+
+#include "tests/simulator/scenario.h"
+
+namespace zeroshard::simulator {
+namespace {
+
+constexpr uint64_t kSeedsEach = 40;
+constexpr size_t kTraceShown = 6000;
+
+std::string Describe(uint64_t seed, const Outcome& outcome) {
+  const std::string& trace = outcome.trace;
+  return "seed " + std::to_string(seed) + " (" + outcome.setting + "): " + outcome.violation +
+         "\nrun `simulator --seeds 1 --from " + std::to_string(seed) +
+         " --verbose` to see all of it; the last events:\n" +
+         (trace.size() > kTraceShown ? trace.substr(trace.size() - kTraceShown) : trace);
+}
+
+TEST(Simulator, UndisturbedJobsFollowTheReference) {
+  ScenarioOptions options;
+  options.faults = false;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const Outcome outcome = Simulate(seed, options);
+    ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
+    EXPECT_GT(outcome.decisions, 0u);
+    EXPECT_EQ(outcome.recoveries, 0u);
+    EXPECT_EQ(outcome.rollbacks, 0u);
+    EXPECT_EQ(outcome.boots, 1u);
+  }
+}
+
+TEST(Simulator, TheSameSeedGivesTheSameRun) {
+  const Outcome first = Simulate(7);
+  const Outcome second = Simulate(7);
+  EXPECT_EQ(first.steps, second.steps);
+  EXPECT_EQ(first.trace, second.trace);
+}
+
+class Disturbed : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(Disturbed, EveryInvariantHoldsAndTheRunEndsAsAnUndisturbedOne) {
+  uint64_t recoveries = 0, rollbacks = 0, boots = 0;
+  for (uint64_t seed = GetParam(); seed < GetParam() + kSeedsEach; ++seed) {
+    const Outcome outcome = Simulate(seed);
+    ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
+    recoveries += outcome.recoveries;
+    rollbacks += outcome.rollbacks;
+    boots += outcome.boots - 1;
+  }
+  // The seeds are of use only where they reach these.
+  EXPECT_GT(recoveries, 0u);
+  EXPECT_GT(rollbacks, 0u);
+  EXPECT_GT(boots, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Disturbed, testing::Values(1, 1001, 2001, 3001));
+
+}  // namespace
+}  // namespace zeroshard::simulator
