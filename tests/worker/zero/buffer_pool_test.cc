@@ -1,6 +1,7 @@
 #include "worker/zero/buffer_pool.h"
 
 #include <memory>
+#include <mutex>
 
 #include "gtest/gtest.h"
 
@@ -69,6 +70,46 @@ TEST(InFlightPoolTest, AFailureIsReportedOnceAndNothingIsLeftBehind) {
   EXPECT_EQ(pool.Drain(), absl::UnavailableError("rank 1 is gone"));
   EXPECT_EQ(pool.Drain(), absl::OkStatus());
   EXPECT_EQ(failed->waits, 1);
+}
+
+TEST(BufferPoolTest, ABoundedPoolLetsFreeBuffersGoBeforeItGrowsBeyondIt) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  BufferPool pool(device.get(), 1000);
+  Buffer a = *pool.Take(400), b = *pool.Take(400);
+  pool.Give(std::move(a));
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 800);
+  Buffer c = *pool.Take(300);  // 400 lent, 400 free
+  EXPECT_EQ(c.bytes(), 300u) << "none is lent for less than it is";
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 700) << "the free one went";
+  Buffer d = *pool.Take(600);
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 1300) << "what is needed is there";
+  pool.Give(std::move(d));
+  Buffer again = *pool.Take(600);
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 1300) << "and is used again";
+}
+
+TEST(InFlightPoolTest, IsFullWhileItsOldestBufferIsBeingRead) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  InFlightPool pool(device.get(), 1);
+  std::unique_ptr<Stream> stream = device->NewStream("reader");
+  std::mutex mutex;
+  Event read;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    read = stream->Enqueue([&] {
+      std::lock_guard<std::mutex> until_released(mutex);
+      return absl::OkStatus();
+    });
+    ASSERT_FALSE(*pool.Full());
+    pool.GiveAfter(*pool.Take(64), {read});
+    EXPECT_TRUE(*pool.Full());
+  }
+  ASSERT_TRUE(read.Wait().ok());
+  EXPECT_FALSE(*pool.Full());
+  pool.GiveAfter(*pool.Take(64), {stream->Enqueue([] { return absl::DataLossError("bad"); })});
+  absl::StatusOr<bool> full = true;
+  while (full.ok() && *full) full = pool.Full();
+  EXPECT_EQ(full.status(), absl::DataLossError("bad"));
 }
 
 }  // namespace

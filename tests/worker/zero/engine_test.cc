@@ -147,5 +147,17 @@ TEST(ZeroEngineTest, LoadingEndsWhenItIsStopped) {
   EXPECT_EQ(device->memory().Bytes(MemoryKind::kParameters), 0);
 }
 
+TEST(ZeroEngineTest, OffloadNeedsAStoreAndAStage) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const ModelTable model = *MakeModelTable(TinyModel());
+  auto comm = MakeGlooCommunicator({}, nullptr, device.get());
+  ASSERT_TRUE(comm.ok());
+  const ZeroPolicy policy = MakeZeroPolicy(model, {.stage = 1, .offload_optimizer = true});
+  const auto engine = ZeroEngine::Create(&model, &policy, 1, device.get(), ops.get(), comm->get());
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(engine.status().message()), testing::HasSubstr("no shard store"));
+}
+
 }  // namespace
 }  // namespace zeroshard
