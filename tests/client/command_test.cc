@@ -268,6 +268,79 @@ TEST_F(CommandTest, NodesShowsMembers) {
   EXPECT_EQ(json["nodes"][0]["hello"]["kind"], "STORE");
 }
 
+TEST_F(CommandTest, NodesShowsWhatStoresHaveAndWhatIsReserved) {
+  v1::Node node;
+  node.mutable_hello()->set_name("store-0");
+  node.mutable_hello()->set_kind(v1::MEMBER_KIND_STORE);
+  node.mutable_hello()->set_memory_bytes(64'000'000'000);
+  node.mutable_hello()->set_nvme_bytes(2'000'000'000'000);
+  node.set_state("running");
+  node.set_reserved_bytes(12'500'000'000);
+  node.set_reserved_nvme_bytes(300'000'000'000);
+  node.set_jobs(2);
+  fake_.nodes = {node};
+  EXPECT_THAT(Run({"nodes"}).out,
+              AllOf(HasSubstr("RESERVED"), HasSubstr("2 jobs"), HasSubstr("64 GB"),
+                    HasSubstr("12.5 GB"), HasSubstr("300 GB of 2 TB")));
+  const Json json = Json::parse(Run({"nodes", "--output", "json"}).out);
+  EXPECT_EQ(json["nodes"][0]["reserved_bytes"], 12'500'000'000);
+  EXPECT_EQ(json["nodes"][0]["reserved_nvme_bytes"], 300'000'000'000);
+  EXPECT_EQ(json["nodes"][0]["jobs"], 2);
+}
+
+TEST_F(CommandTest, StatusShowsWhereTheChunksOfAnOffloadedJobAre) {
+  v1::JobStatus job = Job("big", v1::JOB_STATE_RECOVERING, "store-1 is gone");
+  job.mutable_version()->set_epoch(3);
+  job.mutable_version()->set_step(57);
+  job.set_steps_lost(7);
+  job.mutable_store_plan()->set_chunks(12);
+  job.mutable_store_plan()->set_state_bytes(170'000'000);
+  job.mutable_store_plan()->set_staging_bytes(24'000'000);
+  job.mutable_store_plan()->set_replicas(2);
+  v1::StoreStatus& store = *job.add_stores();
+  store.set_member("store-0");
+  store.set_host("host-a");
+  store.set_phase(v1::STORE_PHASE_APPLYING);
+  store.mutable_version()->set_epoch(3);
+  store.mutable_version()->set_step(56);
+  store.set_generation(4);
+  store.mutable_usage()->set_chunks(9);
+  store.mutable_usage()->set_master_bytes(36'000'000);
+  store.mutable_usage()->set_staging_bytes(18'000'000);
+  v1::StoreStatus& failed = *job.add_stores();
+  failed.set_member("store-1");
+  failed.set_phase(v1::STORE_PHASE_FAILED);
+  failed.set_problem("chunk 4 is damaged");
+  v1::ShardPlan& plan = *job.add_plan();
+  plan.set_push_bytes_per_step(48'000'000);
+  plan.set_pull_bytes_per_step(25'000'000);
+  fake_.jobs = {job};
+
+  const std::string text = Run({"status", "big"}).out;
+  EXPECT_THAT(text, AllOf(HasSubstr("170 MB in 12 chunks, and 24 MB for gradients, 2 times"),
+                          HasSubstr("step 57 of epoch 3"), HasSubstr("steps lost  7")));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("host-a"), HasSubstr("APPLYING"), HasSubstr("3.56"), HasSubstr("36 MB"),
+                  HasSubstr("18 MB"), HasSubstr("FAILED"), HasSubstr("chunk 4 is damaged")));
+  EXPECT_THAT(text, AllOf(HasSubstr("PUSH/STEP"), HasSubstr("48 MB"), HasSubstr("25 MB")));
+
+  const Json json = Json::parse(Run({"status", "big", "--output", "json"}).out);
+  EXPECT_EQ(json["version"]["step"], 57);
+  EXPECT_EQ(json["steps_lost"], 7);
+  EXPECT_EQ(json["stores"][0]["phase"], "APPLYING");
+  EXPECT_EQ(json["stores"][0]["usage"]["chunks"], 9);
+  EXPECT_EQ(json["stores"][1]["problem"], "chunk 4 is damaged");
+  EXPECT_EQ(json["store_plan"]["replicas"], 2);
+}
+
+TEST_F(CommandTest, StatusOfAJobThatKeepsItsOwnStateSaysNothingOfStores) {
+  v1::JobStatus job = Job("a", v1::JOB_STATE_RUNNING, "");
+  job.add_plan();
+  fake_.jobs = {job};
+  EXPECT_THAT(Run({"status", "a"}).out,
+              AllOf(Not(HasSubstr("epoch")), Not(HasSubstr("STORE")), Not(HasSubstr("PUSH"))));
+}
+
 TEST_F(CommandTest, VersionNeedsNoCoordinator) {
   EXPECT_THAT(Run({"version"}).out, AllOf(HasSubstr(kVersion), HasSubstr("9.8.7")));
   std::string nobody;
@@ -280,6 +353,34 @@ TEST_F(CommandTest, VersionNeedsNoCoordinator) {
   const Json json = Json::parse(outcome.out);
   EXPECT_EQ(json["version"], kVersion);
   EXPECT_TRUE(json["coordinator"].is_null());
+}
+
+// An element has 12 bytes of state and 2 of parameters; a step's gradients have 2 more.
+TEST_F(CommandTest, ValidateSaysWhatTheStoresHoldAndWhatTravels) {
+  const std::vector<std::string> offload = {
+      "--set", "zero_optimization.stage=2",
+      "--set", "zero_optimization.offload_optimizer.device=cpu",
+      "--set", "bf16.enabled=true",
+      "--set", "store.replicas=2"};
+  std::vector<std::string> args = {"validate", job_};
+  args.insert(args.end(), offload.begin(), offload.end());
+  const Outcome text = Run(args);
+  EXPECT_EQ(text.code, kExitOk) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("# the shard stores hold "), HasSubstr("2 times"),
+                              HasSubstr("in a step\n")));
+  args.insert(args.end(), {"--output", "json"});
+  const Json json = Json::parse(Run(args).out);
+  const uint64_t state = json["store_plan"]["state_bytes"];
+  const uint64_t staging = json["store_plan"]["staging_bytes"];
+  EXPECT_EQ(state, staging * 7);  // 14 bytes an element beside 2
+  uint64_t pushed = 0;
+  for (const Json& rank : json["plan"]) pushed += rank["push_bytes_per_step"].get<uint64_t>();
+  EXPECT_EQ(pushed, 2 * staging);  // every gradient to both copies
+  EXPECT_EQ(json["plan"].size(), 2u);
+
+  const Outcome without = Run({"validate", job_, "--output", "json"});
+  EXPECT_FALSE(Json::parse(without.out).contains("store_plan"));
+  EXPECT_THAT(Run({"validate", job_}).out, Not(HasSubstr("shard stores hold")));
 }
 
 TEST_F(CommandTest, ValidatePrintsASpecificationThatValidatesAgain) {

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
 
 // Of real time, for a child to do what it must.
 constexpr std::chrono::seconds kPatience(30);
@@ -59,8 +60,7 @@ class LocalClusterTest : public testing::Test {
   }
 
   // A started cluster of two workers for a job that needs `needed` of them.
-  std::unique_ptr<LocalCluster> Start(int needed) {
-    LocalClusterOptions options;
+  std::unique_ptr<LocalCluster> Start(int needed, LocalClusterOptions options = {}) {
     options.workdir = folder_.string();
     options.bin_dirs = {(folder_ / "bin").string()};
     options.workers = 2;
@@ -77,9 +77,9 @@ class LocalClusterTest : public testing::Test {
     EXPECT_EQ(cluster->StartMembers(client_.get()), absl::OkStatus());
     return cluster;
   }
-  void KillWorker(int number) {
-    const auto ports =
-        ReadPortFile((folder_ / "run" / absl::StrCat("worker-", number, ".port")).string());
+  void KillWorker(int number) { Kill(absl::StrCat("worker-", number)); }
+  void Kill(const std::string& daemon) {
+    const auto ports = ReadPortFile((folder_ / "run" / absl::StrCat(daemon, ".port")).string());
     ASSERT_TRUE(ports.ok()) << ports.status();
     ASSERT_EQ(kill(static_cast<pid_t>(ports->pid), SIGKILL), 0);
   }
@@ -125,6 +125,35 @@ TEST_F(LocalClusterTest, GoesOnWithoutAWorkerThatTheJobDoesNotNeed) {
   EXPECT_EQ(SuperviseUntilGivenUp(cluster.get()), absl::OkStatus());
   EXPECT_THAT(notices_, Contains(HasSubstr("it is started again")));
   EXPECT_EQ(cluster->Supervise(), absl::OkStatus());
+}
+
+// A store that ends at once when a file is there, and says what it was given.
+TEST_F(LocalClusterTest, StoresHaveTheirMemoryAndAreNeededToo) {
+  WriteProgram("zeroshard-store",
+               absl::StrCat("echo \"$@\" >> ", (folder_ / "given").string(), "\n[ -e ",
+                            (folder_ / "broken").string(), " ] && exit 7\n"));
+  for (int i = 0; i < 2; ++i) {
+    v1::Node node;
+    node.set_state("idle");
+    node.mutable_hello()->set_name(absl::StrCat("store-", i));
+    fake_.nodes.push_back(node);
+  }
+  LocalClusterOptions options;
+  options.stores = 2;
+  options.needed_stores = 2;
+  options.store_memory = 4096;
+  const auto cluster = Start(2, options);
+  std::ifstream given(folder_ / "given");
+  std::string line;
+  ASSERT_TRUE(std::getline(given, line));
+  EXPECT_THAT(line, AllOf(HasSubstr("--memory-limit 4096"), Not(HasSubstr("--threads"))));
+  EXPECT_EQ(cluster->MetricsAddresses().size(), 0u);  // these serve none
+  std::ofstream(folder_ / "broken") << "";
+  Kill("store-1");
+  const absl::Status status = SuperviseUntilGivenUp(cluster.get());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("store-1"), HasSubstr("1 store is left, the job needs 2")));
 }
 
 }  // namespace
