@@ -381,8 +381,10 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
     calls->push_back([push = std::move(waiting->push), frame] { push(frame); });
     return true;
   }
-  absl::StatusOr<PinnedParameters> answer = frame;
-  if (frame.ok()) {
+  absl::StatusOr<PinnedParameters> answer(absl::InternalError("a pull without an answer"));
+  if (!frame.ok()) {
+    answer = frame;
+  } else {
     const absl::StatusOr<JobControl::Pull> pull = control_.CheckPull(
         header.generation, header.epoch, header.step, header.chunk, header.begin, header.count);
     if (pull.ok() && *pull == JobControl::Pull::kWait) return false;
