@@ -302,6 +302,8 @@ int LocalRun::Summarise(const v1::JobStatus& status, const LocalCluster& cluster
          status.has_first() ? nlohmann::ordered_json(status.first().loss()) : nullptr},
         {"last_loss", status.has_last() ? nlohmann::ordered_json(status.last().loss()) : nullptr},
         {"tokens_per_second", view_.meter().TokensPerSecond()},
+        {"weights_digest", status.weights_digest()},
+        {"steps_lost", status.steps_lost()},
         {"history", history},
         {"logs", cluster.log_folder()},
         {"metrics", metrics}};

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -93,12 +96,32 @@ std::string LocalTest::AddressOf(const std::string& workdir, const std::string& 
   return ports.ok() ? ports->grpc : "";
 }
 
+std::vector<std::string> LocalTest::Daemons(const std::string& workdir) const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(WorkPath(workdir, "run"), error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->path().extension() == ".port") names.push_back(it->path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::vector<pid_t> LocalTest::AllPids(const std::string& workdir) const {
   std::vector<pid_t> pids;
-  for (const char* daemon : {"coordinator", "worker-0", "worker-1", "store-0"}) {
+  for (const std::string& daemon : Daemons(workdir)) {
     if (const pid_t pid = PidOf(workdir, daemon); pid > 0) pids.push_back(pid);
   }
   return pids;
+}
+
+nlohmann::ordered_json LocalTest::LastStatus(const Process& local) {
+  nlohmann::ordered_json last;
+  for (const auto line : absl::StrSplit(local.Out(), '\n', absl::SkipEmpty())) {
+    auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("status")) last = std::move(json["status"]);
+  }
+  return last;
 }
 
 void LocalTest::ExpectAllGone(const std::vector<pid_t>& pids) {

@@ -38,9 +38,14 @@ class LocalTest : public testing::Test {
   // Of a daemon, from its port file; 0 or empty while there is none.
   pid_t PidOf(const std::string& workdir, const std::string& daemon) const;
   std::string AddressOf(const std::string& workdir, const std::string& daemon) const;
+  // What the last status said that `zeroshard local --output json` printed.
+  static nlohmann::ordered_json LastStatus(const Process& local);
   // Of every daemon that has a port file.
   std::vector<pid_t> AllPids(const std::string& workdir) const;
   void ExpectAllGone(const std::vector<pid_t>& pids);
+
+  // "worker-1", by its port file.
+  std::vector<std::string> Daemons(const std::string& workdir) const;
 
   std::string folder_;
   std::string job_;

@@ -107,7 +107,7 @@ class SnapshotWriterTest : public ::testing::Test {
     model.set_layers(1);
     model.set_heads(2);
     model.set_sequence_length(8);
-    model.set_vocab_size(32);
+    model.set_vocab_size(256);
     spec.mutable_data()->add_train("/data");
     spec.mutable_data()->set_tokenizer("bytes");
     spec.mutable_resources()->set_workers(1);
@@ -116,7 +116,7 @@ class SnapshotWriterTest : public ::testing::Test {
     spec.set_steps(100);
     spec.mutable_optimizer()->set_type("AdamW");
     spec.mutable_checkpoint()->set_dir(dir);
-    EXPECT_TRUE(NormaliseJobSpec(&spec).ok());
+    EXPECT_EQ(NormaliseJobSpec(&spec), absl::OkStatus());
     return spec;
   }
   OpenSnapshots Opening(const v1::JobSpec& spec, const std::string& run_id = "demo-1",
