@@ -82,7 +82,7 @@ Blame Attribute(const std::vector<RankEvidence>& ranks) {
   };
 
   if (const auto* dead = earliest([](const RankEvidence& e) { return e.exit.has_value(); })) {
-    return Blame{dead->rank, ExitText(*dead)};
+    return Blame{dead->rank, ExitText(*dead), false};
   }
 
   const auto* guilty = earliest([&](const RankEvidence& e) {
@@ -92,19 +92,25 @@ Blame Attribute(const std::vector<RankEvidence>& ranks) {
   });
   if (guilty != nullptr) {
     if (guilty->lost) {
-      return Blame{guilty->rank, absl::StrCat(Name(*guilty), ": ", *guilty->lost,
-                                              "; last progress: ", Describe(guilty->progress))};
+      return Blame{guilty->rank,
+                   absl::StrCat(Name(*guilty), ": ", *guilty->lost,
+                                "; last progress: ", Describe(guilty->progress)),
+                   false};
     }
     if (OwnFault(*guilty)) {
-      return Blame{guilty->rank, absl::StrCat(Name(*guilty), ": ", Says(*guilty->failed))};
+      return Blame{guilty->rank, absl::StrCat(Name(*guilty), ": ", Says(*guilty->failed)),
+                   !AskedToLeave(*guilty->failed, guilty->rank)};
     }
     const RankEvidence& blamed = ranks[guilty->failed->blamed_rank()];
     if (OwnFault(blamed)) {
-      return Blame{blamed.rank, absl::StrCat(Name(blamed), ": ", Says(*blamed.failed))};
+      return Blame{blamed.rank, absl::StrCat(Name(blamed), ": ", Says(*blamed.failed)),
+                   !AskedToLeave(*blamed.failed, blamed.rank)};
     }
     const RankEvidence* report = ReportAgainst(ranks, blamed.rank);
-    return Blame{blamed.rank, absl::StrCat(Name(blamed), ": ", Says(*report->failed),
-                                           " (reported by rank ", report->rank, ")")};
+    return Blame{blamed.rank,
+                 absl::StrCat(Name(blamed), ": ", Says(*report->failed), " (reported by rank ",
+                              report->rank, ")"),
+                 true};
   }
 
   const RankEvidence* blamed = nullptr;
@@ -129,12 +135,14 @@ Blame Attribute(const std::vector<RankEvidence>& ranks) {
                       " lost it: rank ", blamed->accusers.begin()->first, " says ",
                       blamed->accusers.begin()->second);
     }
-    return Blame{blamed->rank, absl::StrCat(text, "; last progress: ", Describe(blamed->progress))};
+    return Blame{blamed->rank, absl::StrCat(text, "; last progress: ", Describe(blamed->progress)),
+                 false};
   }
 
   const RankEvidence* first = earliest([](const RankEvidence& e) { return e.failed.has_value(); });
-  if (first == nullptr) return Blame{ranks.front().rank, "the job failed without a report"};
-  return Blame{first->rank, absl::StrCat(Name(*first), ": ", Says(*first->failed))};
+  if (first == nullptr) return Blame{ranks.front().rank, "the job failed without a report", false};
+  return Blame{first->rank, absl::StrCat(Name(*first), ": ", Says(*first->failed)),
+               !IsNetworkCode(first->failed->error_code())};
 }
 
 }  // namespace zeroshard::coordinator

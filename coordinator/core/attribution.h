@@ -34,6 +34,9 @@ struct RankEvidence {
 struct Blame {
   uint32_t rank = 0;
   std::string message;  // names rank, member, host, and signal where one is known
+  // An error of a rank's own: another process in its place would meet it again. Else a process or
+  // a link is gone, or was told to go.
+  bool own_error = false;
 };
 
 // The strongest evidence wins, the earliest among equals:

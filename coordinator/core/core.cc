@@ -30,7 +30,9 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
       run.ranks.emplace_back().record = std::move(record);
     }
     by_order_[run.job.order] = run_id;
+    RestoreOffload(run, loaded);
     if (run.job.state == v1::JOB_STATE_QUEUED) queue_.insert(run.job.order);
+    if (run.job.state == v1::JOB_STATE_RECOVERING) recovering_.insert(run.job.order);
     next_order_ = std::max(next_order_, run.job.order + 1);
     const bool placed = run.job.state == v1::JOB_STATE_PLACING ||
                         run.job.state == v1::JOB_STATE_RUNNING ||
@@ -56,6 +58,7 @@ Decision Core::Start(const Moment& given) {
     out.actions.push_back(
         PrepareFolder{run.job.spec.name(), run_id, run.job.history_of, run.job.first_step});
     out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});
+    if (run.offload != nullptr) StartOffload(run, moment, &out);
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
     run.start_deadline = *run.return_deadline + StartTimeout(run.job.spec);
@@ -86,6 +89,7 @@ Decision Core::Start(const Moment& given) {
     MaybeComplete(run, moment, &out);
     MaybeSaved(run, moment, &out);
   }
+  Finish(moment, &out);
   return out;
 }
 
@@ -93,16 +97,24 @@ Decision Core::Decide(const Event& event, const Moment& given) {
   Decision out;
   const Moment moment{Discount(given.now), given.unix_ms};
   std::visit([&](const auto& specific) { On(specific, moment, &out); }, event);
+  Finish(moment, &out);
+  return out;
+}
+
+void Core::Finish(const Moment& moment, Decision* out) {
   if (schedule_again_) {
     schedule_again_ = false;
-    Schedule(moment, &out);
+    Schedule(moment, out);
   }
-  for (const Action& action : out.actions) {
+  for (const std::string& run_id : std::exchange(touched_, {})) {
+    const auto run = runs_.find(run_id);
+    if (run != runs_.end() && !IsEnded(run->second.job.state)) SyncStores(run->second, out);
+  }
+  for (const Action& action : out->actions) {
     if (const Reply* reply = std::get_if<Reply>(&action)) parked_.erase(reply->request);
   }
   for (const std::string& run_id : forgotten_) runs_.erase(run_id);
   forgotten_.clear();
-  return out;
 }
 
 absl::Duration Core::Discount(absl::Duration now) {
@@ -122,6 +134,7 @@ void Core::On(const Tick& event, const Moment& moment, Decision* out) {
   last_tick_ = last_now_;
   CheckMembers(moment, out);
   CheckRuns(moment, out);
+  CheckLeftovers(moment, out);
 }
 
 // In steps of 10 ms: a thousand ranks that wait with nearly one deadline make one tick.

@@ -44,7 +44,11 @@ class Core {
   //     INVALID_ARGUMENT: not rank 0, a step beyond the last, a value that is not finite.
   //     Of checkpoints and samples: INVALID_ARGUMENT: a step that the job does not have, a value
   //     that is not finite.
-  //   Submit: ALREADY_EXISTS: a job of that name has not ended. RESOURCE_EXHAUSTED: too many jobs.
+  //   Submit: ALREADY_EXISTS: a job of that name has not ended. RESOURCE_EXHAUSTED: too many jobs,
+  //     or its state can never fit the shard stores that are there.
+  //   CommitStep: FAILED_PRECONDITION: also another epoch, a job without offload. OUT_OF_RANGE: not
+  //     the next step. INVALID_ARGUMENT: as ReportSteps. DEADLINE_EXCEEDED names the stores that
+  //     are not ready. ABORTED: the generation ended.
   //   Cancel: NOT_FOUND lists what there is. FAILED_PRECONDITION: it ended otherwise; with `save`
   //     also: it has no checkpoint section, or is failing.
   Decision Decide(const Event& event, const Moment& moment);
@@ -65,8 +69,25 @@ class Core {
   const Membership& members() const { return members_; }
 
  private:
+  // A run that is over on a store, which has not said so yet: its room is still taken.
+  struct Leftover {
+    std::string incarnation;
+    uint64_t bytes = 0;
+    bool nvme = false;
+    uint64_t generation = 0;
+    uint64_t epoch = 0;
+    absl::Duration told;
+  };
+  struct StoreUse {
+    uint64_t memory = 0, nvme = 0;
+    uint32_t jobs = 0;
+  };
+  static constexpr int kMaxRecoveries = 5;
+
   // core.cc
   absl::Duration Discount(absl::Duration now);
+  // What follows from an event once it was taken in.
+  void Finish(const Moment& moment, Decision* out);
   void WakeBy(absl::Duration when);
 
   // core_members.cc
@@ -81,6 +102,9 @@ class Core {
   void OnGoodbye(Member& member, const std::string& reason, const Moment& moment, Decision* out);
   void LoseMember(Member& member, const std::string& reason, const Moment& moment, Decision* out);
   void CheckMembers(const Moment& moment, Decision* out);
+  // Loses a member and tells it, if it can be told.
+  void FenceMember(const std::string& name, const std::string& reason, const Moment& moment,
+                   Decision* out);
 
   // core_jobs.cc
   void On(const Submit& event, const Moment& moment, Decision* out);
@@ -98,6 +122,9 @@ class Core {
   void AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
               Decision* out);
+  void CloseGeneration(Run& run, const std::string& reason, bool forget_ranks, const Moment& moment,
+                       Decision* out);
+  void SetRunning(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void ForgetOldest(Decision* out);
   Run* FindRun(const std::string& job);
   absl::Status NoSuchJob(const std::string& job) const;
@@ -143,6 +170,87 @@ class Core {
   // Ends a run that was saving or whose ranks were; `trouble`: what kept them from it.
   void EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out);
 
+  // core_stores.cc: the stores of offloaded jobs (`run.offload` is there)
+  const Member* MemberOf(const StoreSlot& slot) const;
+  StoreUse ReservedOn(const std::string& member, const std::string& incarnation,
+                      const Run* except) const;
+  std::vector<StoreCandidate> Candidates(const Run& run, bool with_failed) const;
+  // RESOURCE_EXHAUSTED: never, on the stores that are there.
+  absl::Status CanEverFit(const v1::JobSpec& spec) const;
+  bool PlaceNew(Run& run, std::vector<StoreCandidate>* candidates, std::vector<uint32_t>* placement,
+                std::string* why) const;
+  void SetMap(Run& run, const std::vector<StoreCandidate>& candidates,
+              const std::vector<uint32_t>& placement, uint32_t replicas,
+              const std::vector<std::vector<uint32_t>>& holders, const Moment& moment,
+              Decision* out);
+  static std::vector<StoreSlot> MakeSlots(const OffloadedRun& o, absl::Duration now);
+  // What its stores should do has changed: they are told at the end of the event.
+  void Touch(const Run& run);
+  void SyncStores(Run& run, Decision* out);
+  void SendDrop(const Member& member, const std::string& run_id, uint64_t generation,
+                uint64_t epoch, Decision* out) const;
+  void ForgetOn(Run& run, const StoreSlot& slot, const Moment& moment, Decision* out);
+  void CheckLeftovers(const Moment& moment, Decision* out);
+  void OnStoreHello(const Member& member, const Moment& moment, Decision* out);
+  void OnStoreReport(const Member& member, const v1::StoreReport& report, const Moment& moment,
+                     Decision* out);
+  void JudgeReport(Run& run, size_t store, bool advanced, const Moment& moment, Decision* out);
+  void StoreFailed(Run& run, size_t store, const Moment& moment, Decision* out);
+  void LoseStore(const std::string& name, const std::string& incarnation, const std::string& reason,
+                 const Moment& moment, Decision* out);
+  void LoseSlot(Run& run, size_t store, const std::string& reason, const Moment& moment,
+                Decision* out);
+
+  // core_recovery.cc: likewise
+  static bool Starting(const Run& run);
+  // `planned`: nothing failed, members change.
+  void Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
+               bool planned = false);
+  // Goes on with a run that is RECOVERING without a generation. False: it must wait, and `why`.
+  bool Reopen(Run& run, const Moment& moment, Decision* out, std::string* why);
+  bool PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why);
+  void RollBack(Run& run, const Moment& moment, Decision* out);
+  bool CanAddReplicas(const Run& run) const;
+  std::vector<std::string> StoresNotOpen(const Run& run) const;
+  void MaybeAssign(Run& run, const Moment& moment, Decision* out);
+
+  // core_steps.cc: likewise
+  void AnswerPending(Run& run, const absl::Status& status, Decision* out);
+  // Stores that do not have the committed version, or with `sealed_step` lack its gradients.
+  std::vector<std::string> StoresNotReady(const Run& run, uint64_t sealed_step) const;
+  void TryDecide(Run& run, const Moment& moment, Decision* out);
+  void DecideStep(Run& run, const Moment& moment, Decision* out);
+  void WriteHistory(Run& run, Decision* out);
+  absl::Status TakeFullerSteps(Run& run, const v1::ReportStepsRequest& body, const Moment& moment,
+                               Decision* out);
+  void RestoreOffload(Run& run, LoadedJob& loaded);
+  void StartOffload(Run& run, const Moment& moment, Decision* out);
+  void MaybeFinish(Run& run, const Moment& moment, Decision* out);
+  void EndOffload(Run& run, const std::string& reason, const Moment& moment, Decision* out);
+
+  // core_store_deadlines.cc: likewise
+  void CheckOffload(Run& run, const Moment& moment, Decision* out);
+  void CheckSlowStores(Run& run, const Moment& moment, Decision* out);
+  // The start is late for its stores: ends the job, naming them.
+  bool StoresAreLate(Run& run, const Moment& moment, Decision* out);
+
+  // core_snapshots.cc: likewise
+  void OpenSnapshotsOf(Run& run, Decision* out);
+  static bool SnapshotIsDue(const Run& run, uint64_t step);
+  bool SnapshotIsReady(Run& run, uint64_t step, const Moment& moment, Decision* out);
+  bool BeginSnapshotOf(Run& run, uint64_t step, bool direct, const Moment& moment, Decision* out);
+  void MaybeSnapshotNow(Run& run, const Moment& moment, Decision* out);
+  void StartSnapshot(Run& run, const Moment& moment, Decision* out);
+  static void FillSnapshotOrder(const Run& run, size_t store, v1::StoreDirective* directive);
+  void OnSnapshotReport(Run& run, const Moment& moment, Decision* out);
+  void AbandonSnapshotOf(Run& run, const std::string& reason, Decision* out);
+  // Not for a failure of its own.
+  void DropSnapshot(Run& run, const std::string& reason, Decision* out);
+  void EndSnapshot(Run& run, const v1::CheckpointRecord& record, const Moment& moment,
+                   Decision* out);
+  void CheckSnapshot(Run& run, const Moment& moment, Decision* out);
+  absl::Status SaveOffloaded(Run& run, const Moment& moment, Decision* out);
+
   // views.cc
   v1::JobStatus Brief(const Run& run) const;
 
@@ -154,11 +262,14 @@ class Core {
   std::map<std::string, Run> runs_;            // by run id
   std::map<uint64_t, std::string> by_order_;   // run ids, oldest first
   std::set<uint64_t> queue_;                   // orders of the QUEUED
+  std::set<uint64_t> recovering_;              // orders of the RECOVERING
   std::map<std::string, std::string> newest_;  // run id by name
   std::map<RequestId, std::string> parked_;    // run id of a call that may still wait
   uint64_t next_order_ = 1;
   uint64_t next_evidence_ = 1;
   bool schedule_again_ = false;
+  std::set<std::string> touched_;  // runs whose stores are to be told something
+  std::map<std::pair<std::string, std::string>, Leftover> leftovers_;  // by member and run id
   std::vector<std::string> forgotten_;  // to be erased when nobody holds them any more
 
   // On the clock of Moment::now, before the discount.

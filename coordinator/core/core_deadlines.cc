@@ -22,6 +22,7 @@ bool Saves(const RankState& rank) { return rank.progress.phase() == kSavingPhase
 
 void Core::CheckRuns(const Moment& moment, Decision* out) {
   for (auto& [run_id, run] : runs_) {
+    if (run.offload != nullptr && !IsEnded(run.job.state)) CheckOffload(run, moment, out);
     if (!run.Live()) continue;
     const auto describe = [&](uint32_t rank) { return DescribeRank(run, rank, moment); };
     run.generation->Expire(moment.now, describe, out);
@@ -46,7 +47,7 @@ void Core::CheckRuns(const Moment& moment, Decision* out) {
       }
       continue;
     }
-    if (run.save_deadline && moment.now >= *run.save_deadline) {
+    if (run.save_deadline && moment.now >= *run.save_deadline && run.offload == nullptr) {
       CheckSave(run, moment, out);
       continue;
     }
@@ -57,7 +58,11 @@ void Core::CheckRuns(const Moment& moment, Decision* out) {
              moment, out);
       continue;
     }
-    if (run.job.state == v1::JOB_STATE_PLACING && !run.return_deadline &&
+    if (run.offload != nullptr && Starting(run) && !run.return_deadline &&
+        moment.now >= run.start_deadline && StoresAreLate(run, moment, out)) {
+      continue;
+    }
+    if ((run.job.state == v1::JOB_STATE_PLACING || Starting(run)) && !run.return_deadline &&
         moment.now >= run.start_deadline) {
       std::vector<std::string> missing;
       bool loading = false;
@@ -96,6 +101,8 @@ void Core::CheckProgress(Run& run, const Moment& moment, Decision* out) {
     return;
   }
   if (run.job.state != v1::JOB_STATE_RUNNING || run.return_deadline) return;
+  // Ranks that wait for stores are not to blame; those have deadlines of their own.
+  if (run.offload != nullptr && (run.offload->pending || !StoresNotReady(run, 0).empty())) return;
   const absl::Duration limit = StepTimeout(run.job.spec);
   // Everybody stops soon after one does: the culprit is furthest behind, and not merely waiting.
   // A rank whose part of a checkpoint is written waits for those that still write.

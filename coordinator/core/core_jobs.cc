@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/offload.h"
 #include "common/plan/planner.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
@@ -24,7 +25,7 @@ std::string DescribeStart(const Checkpoint& from) {
 // field, and the specification says it all.
 std::vector<uint64_t> CheckpointCopies(const v1::JobSpec& spec) {
   std::vector<uint64_t> bytes;
-  if (spec.checkpoint().dir().empty()) return bytes;
+  if (spec.checkpoint().dir().empty() || IsOffloaded(spec)) return bytes;
   const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return bytes;  // then it has no plan either
   const int world = static_cast<int>(spec.resources().workers());
@@ -64,6 +65,9 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
                      " jobs are queued or running, the most that are taken; wait for some "
                      "to end or cancel them")));
   }
+  if (IsOffloaded(event.spec)) {
+    if (absl::Status fits = CanEverFit(event.spec); !fits.ok()) return refuse(std::move(fits));
+  }
   uint64_t& number = counters_[absl::StrCat("run:", name)];
   ++number;
   const std::string run_id = absl::StrCat(name, "-", number);
@@ -75,6 +79,11 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   run.job.plan = event.plan;
   run.job.submitted_unix_ms = moment.unix_ms;
   if (event.from) GoOnFrom(*event.from, &run);
+  if (IsOffloaded(event.spec)) {
+    run.offload = std::make_unique<OffloadedRun>();
+    run.offload->needs = *MakeStoreNeeds(event.spec, options_.chunk_elements);
+    run.offload->written = run.job.first_step - 1;
+  }
   by_order_[run.job.order] = run_id;
   newest_[name] = run_id;
   SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
@@ -102,6 +111,7 @@ void Core::GoOnFrom(const Checkpoint& checkpoint, Run* run) const {
   if (checkpoint.resume.weights_only()) return;
   run->job.first_step = checkpoint.step + 1;
   run->job.committed_step = checkpoint.step;
+  run->job.first_sample = checkpoint.next_sample;
   // Another coordinator may have given out the same run id: its checkpoints are elsewhere.
   const auto writer = runs_.find(checkpoint.run_id);
   if (writer != runs_.end() && writer->second.job.spec.name() == run->job.spec.name() &&
@@ -135,18 +145,46 @@ void Core::On(const Cancel& event, const Moment& moment, Decision* out) {
 
 void Core::Schedule(const Moment& moment, Decision* out) {
   std::string ahead;
+  const std::set<uint64_t> recovering = recovering_;  // going on takes jobs out of it
+  for (const uint64_t order : recovering) {
+    const auto entry = by_order_.find(order);
+    if (entry == by_order_.end()) continue;
+    Run& run = runs_.at(entry->second);
+    if (run.Live() || run.offload == nullptr || run.job.state != v1::JOB_STATE_RECOVERING) continue;
+    std::string reason;
+    if (!ahead.empty()) {
+      reason = absl::StrCat("behind ", ahead);
+    } else if (Reopen(run, moment, out, &reason)) {
+      continue;
+    }
+    const bool needs_ranks = !run.job.saving && run.job.committed_step != run.job.spec.steps();
+    if (ahead.empty() && needs_ranks) ahead = run.job.run_id;
+    reason = absl::StrCat("recovering: ", reason);
+    if (run.job.reason == reason) continue;
+    run.job.reason = reason;
+    out->actions.push_back(RunChanged{run.job.run_id});
+    out->reasons.push_back(absl::StrCat(run.job.run_id, " is RECOVERING: ", reason));
+  }
   const std::set<uint64_t> queue = queue_;  // placing takes jobs out of it
   for (const uint64_t order : queue) {
     const std::string& run_id = by_order_.at(order);
     Run& run = runs_.at(run_id);
     std::string reason;
     if (ahead.empty()) {
-      std::vector<Member*> chosen = Choose(run.job.spec, &reason);
+      std::vector<StoreCandidate> stores;
+      std::vector<uint32_t> placement;
+      std::vector<Member*> chosen;
+      if (run.offload == nullptr || PlaceNew(run, &stores, &placement, &reason)) {
+        chosen = Choose(run.job.spec, &reason);
+      }
       if (!chosen.empty()) {
         const absl::Status fits = FitsMemory(run, chosen);
         if (!fits.ok()) {
           EndJob(run, v1::JOB_STATE_FAILED, std::string(fits.message()), moment, out);
           continue;
+        }
+        if (run.offload != nullptr) {
+          SetMap(run, stores, placement, run.offload->needs.replicas, {}, moment, out);
         }
         OpenGeneration(run, chosen, moment, out);
         continue;
@@ -260,13 +298,24 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
   run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
-  SetState(run, v1::JOB_STATE_PLACING,
-           absl::StrCat("generation ", run.job.generation, " on ",
-                        names.size() <= 8 ? absl::StrJoin(names, ", ")
-                                          : absl::StrCat(names.size(), " workers, ", names.front(),
-                                                         " to ", names.back())),
-           moment, out);
+  // A run that recovers is RECOVERING until it runs again.
+  SetState(
+      run,
+      run.job.state == v1::JOB_STATE_RECOVERING ? v1::JOB_STATE_RECOVERING : v1::JOB_STATE_PLACING,
+      absl::StrCat("generation ", run.job.generation, " on ",
+                   names.size() <= 8 ? absl::StrJoin(names, ", ")
+                                     : absl::StrCat(names.size(), " workers, ", names.front(),
+                                                    " to ", names.back())),
+      moment, out);
   for (const RankState& rank : run.ranks) out->records.push_back(rank.record);
+  if (run.offload != nullptr) {
+    // The ranks are told when every store has this generation open.
+    run.offload->assigned = false;
+    for (StoreSlot& slot : run.offload->slots) slot.last_change = moment.now;
+    OpenSnapshotsOf(run, out);
+    Touch(run);
+    return;
+  }
   for (uint32_t rank = 0; rank < members.size(); ++rank) {
     SendAssign(run, run.ranks[rank], members[rank]->session, out);
   }
@@ -279,6 +328,11 @@ void Core::SetState(Run& run, v1::JobState state, const std::string& reason, con
     queue_.insert(run.job.order);
   } else {
     queue_.erase(run.job.order);
+  }
+  if (state == v1::JOB_STATE_RECOVERING) {
+    recovering_.insert(run.job.order);
+  } else {
+    recovering_.erase(run.job.order);
   }
   run.job.reason = reason;
   out->records.push_back(run.job);
@@ -300,24 +354,8 @@ void Core::AddEvent(Run& run, const std::string& reason, const Moment& moment, D
 
 void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
                   Decision* out) {
-  const std::string run_id = run.job.run_id;
-  if (run.Live()) {
-    run.generation->Close(absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
-                                                          run_id, " ended: ", reason)),
-                          out);
-    if (!run.Failing()) StopOthers(run, reason, out);  // else they were told already
-    for (auto& [name, member] : members_.all()) {
-      if (member.assignment && member.assignment->run_id == run_id) {
-        member.stop_deadline = moment.now + options_.stop_grace;
-      }
-    }
-    WakeBy(moment.now + options_.stop_grace);
-    out->records.push_back(GenerationClosedRecord{run_id, false});
-    run.generation.reset();
-  }
-  run.verdict_deadline.reset();
-  run.return_deadline.reset();
-  run.steps_deadline.reset();
+  if (run.Live()) CloseGeneration(run, reason, /*forget_ranks=*/false, moment, out);
+  if (run.offload != nullptr) EndOffload(run, reason, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
   run.job.saving = false;
@@ -327,6 +365,35 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   SetState(run, state, reason, moment, out);
   schedule_again_ = true;
   ForgetOldest(out);
+}
+
+void Core::CloseGeneration(Run& run, const std::string& reason, bool forget_ranks,
+                           const Moment& moment, Decision* out) {
+  const std::string& run_id = run.job.run_id;
+  run.generation->Close(absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
+                                                        run_id, " ended: ", reason)),
+                        out);
+  if (!run.Failing()) StopOthers(run, reason, out);  // else they were told already
+  for (auto& [name, member] : members_.all()) {
+    if (member.assignment && member.assignment->run_id == run_id) {
+      member.stop_deadline = moment.now + options_.stop_grace;
+    }
+  }
+  WakeBy(moment.now + options_.stop_grace);
+  out->records.push_back(GenerationClosedRecord{run_id, forget_ranks});
+  run.generation.reset();
+  if (forget_ranks) run.ranks.clear();
+  run.verdict_deadline.reset();
+  run.return_deadline.reset();
+  run.steps_deadline.reset();
+}
+
+void Core::SetRunning(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
+  SetState(run, v1::JOB_STATE_RUNNING, reason, moment, out);
+  if (run.offload == nullptr || !run.offload->first_sign) return;
+  const absl::Duration took = moment.now - *std::exchange(run.offload->first_sign, std::nullopt);
+  out->actions.push_back(
+      Measure{MetricKind::kRecoverySeconds, run.job.spec.name(), absl::ToDoubleSeconds(took)});
 }
 
 void Core::ForgetOldest(Decision* out) {

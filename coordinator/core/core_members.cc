@@ -40,6 +40,9 @@ void Core::On(const MemberSaid& event, const Moment& moment, Decision* out) {
     case v1::MemberMessage::kUnreachable:
       OnUnreachable(event.message.unreachable(), moment, out);
       break;
+    case v1::MemberMessage::kStore:
+      OnStoreReport(*member, event.message.store(), moment, out);
+      break;
     case v1::MemberMessage::kGoodbye:
       OnGoodbye(*member, event.message.goodbye().reason(), moment, out);
       break;
@@ -85,6 +88,8 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
       hello.has_running() ? absl::StrCat(", running ", hello.running().run_id()) : ""));
   schedule_again_ = true;
 
+  if (hello.kind() == v1::MEMBER_KIND_STORE) OnStoreHello(member, moment, out);
+
   // A run that counts on this very process, which this coordinator has not met before or which may
   // never have got its assignment.
   if (!member.assignment) {
@@ -103,7 +108,8 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
     if (found != runs_.end() && found->second.Live() && !found->second.Failing() &&
         found->second.job.generation == member.assignment->generation) {
       const RankState& rank = found->second.ranks[member.assignment->rank];
-      if (!rank.began && !rank.record.ended) SendAssign(found->second, rank, session, out);
+      const bool told = found->second.offload == nullptr || found->second.offload->assigned;
+      if (told && !rank.began && !rank.record.ended) SendAssign(found->second, rank, session, out);
     }
   }
   OnState(member, hello.has_running(), hello.running(), hello.progress(), moment, out);
@@ -112,6 +118,7 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
   const auto found = runs_.find(member.assignment->run_id);
   if (found == runs_.end() || !found->second.Live()) return;
   const Run& run = found->second;
+  if (run.offload != nullptr) return;  // its stores save
   if (!run.job.saving || run.Failing() || run.job.generation != member.assignment->generation) {
     return;
   }
@@ -248,6 +255,18 @@ void Core::On(const ReportExit& event, const Moment& moment, Decision* out) {
     }
   }
   Member* member = members_.Find(body.member());
+  if (member == nullptr) {
+    // A store that is known from the log alone.
+    for (auto& [run_id, run] : runs_) {
+      if (run.offload == nullptr || IsEnded(run.job.state)) continue;
+      for (size_t store = 0; store < run.offload->slots.size(); ++store) {
+        const StoreSlot& slot = run.offload->slots[store];
+        if (slot.store.member() != body.member() || slot.lost || slot.heard) continue;
+        LoseSlot(run, store, how, moment, out);
+        break;
+      }
+    }
+  }
   if (member == nullptr || (body.pid() != 0 && member->hello.pid() != body.pid())) return;
   const SessionId session = member->session;
   LoseMember(*member, how, moment, out);
@@ -262,6 +281,9 @@ void Core::LoseMember(Member& member, const std::string& reason, const Moment& m
   out->reasons.push_back(absl::StrCat(NameOfMember(member), " is lost: ", reason));
   out->records.push_back(members_.Fence(member, reason, moment));
   schedule_again_ = true;
+  if (member.hello.kind() == v1::MEMBER_KIND_STORE) {
+    LoseStore(name, std::string(member.hello.incarnation()), reason, moment, out);
+  }
   if (!assignment) return;
   const auto found = runs_.find(assignment->run_id);
   if (found == runs_.end() || !found->second.Live()) return;
@@ -273,6 +295,20 @@ void Core::LoseMember(Member& member, const std::string& reason, const Moment& m
   if (rank.evidence_order == 0) rank.evidence_order = next_evidence_++;
   BeginFailure(run, absl::StrCat("rank ", assignment->rank, " (", name, "): ", reason), moment,
                out);
+}
+
+void Core::FenceMember(const std::string& name, const std::string& reason, const Moment& moment,
+                       Decision* out) {
+  Member* member = members_.Find(name);
+  if (member == nullptr) return;
+  const SessionId session = member->session;
+  LoseMember(*member, reason, moment, out);
+  if (session == 0) return;
+  v1::CoordinatorMessage message;
+  message.mutable_refused()->set_reason(reason);
+  message.mutable_refused()->set_fenced(true);
+  out->actions.push_back(SendToSession{session, std::move(message)});
+  out->actions.push_back(CloseSession{session});
 }
 
 void Core::CheckMembers(const Moment& moment, Decision* out) {

@@ -148,9 +148,8 @@ void Core::On(const ArriveAtBarrier& event, const Moment& moment, Decision* out)
     return;
   }
   out->actions.push_back(Measure{MetricKind::kBarrierSeconds, "", absl::ToDoubleSeconds(took)});
-  if (run->job.state == v1::JOB_STATE_PLACING) {
-    SetState(*run, v1::JOB_STATE_RUNNING, absl::StrCat("all ", run->World(), " ranks started"),
-             moment, out);
+  if (run->job.state == v1::JOB_STATE_PLACING || Starting(*run)) {
+    SetRunning(*run, absl::StrCat("all ", run->World(), " ranks started"), moment, out);
   }
 }
 
@@ -179,6 +178,11 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
                      options_.max_records_per_report)));
   }
   Heard(*run, *rank, nullptr, moment, out);
+  if (run->offload != nullptr) {
+    status = TakeFullerSteps(*run, event.body, moment, out);
+    if (status.ok()) status = TakeSamples(*run, event.body, out);
+    return refuse(std::move(status));
+  }
   AppendHistory action{run->job.spec.name(), run->job.run_id, {}};
   uint64_t committed = run->job.committed_step;
   uint64_t unmeasured = 0;  // the last step whose loss on the validation set is not finite
@@ -289,6 +293,10 @@ void Core::On(const RequestDropped& event, const Moment& moment, Decision* out) 
   if (found == parked_.end()) return;
   const auto run = runs_.find(found->second);
   if (run != runs_.end() && run->second.Live()) run->second.generation->Drop(event.request);
+  if (run != runs_.end() && run->second.offload != nullptr && run->second.offload->pending) {
+    // The step is still wanted: rank 0 asks again, or it is gone and so is the generation.
+    std::erase(run->second.offload->pending->requests, event.request);
+  }
   parked_.erase(found);
 }
 
@@ -309,6 +317,14 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
   }
   *assign.mutable_spec() = run.job.spec;
   assign.set_first_step(run.job.first_step);
+  if (run.offload != nullptr) {
+    const OffloadedRun& o = *run.offload;
+    assign.set_first_step(run.job.committed_step + 1);
+    *assign.mutable_stores() = o.map.job.map();
+    assign.mutable_version()->set_epoch(o.epoch());
+    assign.mutable_version()->set_step(run.job.committed_step);
+    assign.set_next_sample(o.decided ? o.decided->decision.next_sample() : o.map.next_sample);
+  }
   if (!run.job.resume.checkpoint().empty()) *assign.mutable_resume() = run.job.resume;
   const v1::ParallelSpec& parallel = run.job.spec.parallel();
   const uint32_t tensor = std::max<uint32_t>(1, parallel.tensor());
@@ -345,7 +361,12 @@ void Core::BeginFailure(Run& run, const std::string& first_sign, const Moment& m
   run.verdict_deadline = moment.now + options_.verdict_grace;
   run.return_deadline.reset();
   run.steps_deadline.reset();
-  run.save_deadline.reset();
+  if (run.offload == nullptr) {
+    run.save_deadline.reset();
+  } else {
+    if (!run.offload->first_sign) run.offload->first_sign = moment.now;
+    AnswerPending(run, absl::AbortedError(first_sign), out);
+  }
   WakeBy(*run.verdict_deadline);
   run.job.reason = absl::StrCat("stopping: ", first_sign);
   run.generation->Close(absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
@@ -388,6 +409,10 @@ void Core::MaybeConclude(Run& run, const Moment& moment, Decision* out) {
                                   [](const RankState& rank) { return rank.record.ended; });
   if (!known && !spoken && moment.now < *run.verdict_deadline) return;
   const Blame blame = Attribute(Evidence(run, moment));
+  if (run.offload != nullptr && blame.own_error && moment.now < *run.verdict_deadline &&
+      run.ranks[blame.rank].record.end.error_code() == "FAILED_PRECONDITION") {
+    return;  // so speaks also a store that was started again, which is soon heard of
+  }
   std::string reason = blame.message;
   for (const RankState& rank : run.ranks) {
     if (rank.record.rank == blame.rank || !rank.record.ended ||
@@ -397,6 +422,10 @@ void Core::MaybeConclude(Run& run, const Moment& moment, Decision* out) {
     absl::StrAppend(&reason, "; ",
                     NameOfRank(rank.record.rank, rank.record.member, rank.record.host), ": ",
                     rank.record.end.message());
+  }
+  if (run.offload != nullptr && !blame.own_error) {
+    Recover(run, reason, moment, out);
+    return;
   }
   EndSaved(run, reason, moment, out);
 }
@@ -411,6 +440,10 @@ void Core::MaybeComplete(Run& run, const Moment& moment, Decision* out) {
       run.steps_deadline = moment.now + options_.member_timeout;
       WakeBy(*run.steps_deadline);
     }
+    return;
+  }
+  if (run.offload != nullptr) {
+    MaybeFinish(run, moment, out);
     return;
   }
   const std::string digest = run.ranks.front().record.end.weights_digest();

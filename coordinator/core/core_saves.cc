@@ -176,6 +176,9 @@ absl::Status Core::SaveAndCancel(Run& run, const Moment& moment, Decision* out) 
                      "saving"));
   }
   if (run.job.saving) return absl::OkStatus();
+  if (run.offload != nullptr && run.job.state != v1::JOB_STATE_QUEUED) {
+    return SaveOffloaded(run, moment, out);
+  }
   if (run.Failing()) {
     return absl::FailedPreconditionError(absl::StrCat("job ", name, " (run ", run.job.run_id,
                                                       ") is ", run.job.reason,
@@ -198,7 +201,7 @@ absl::Status Core::SaveAndCancel(Run& run, const Moment& moment, Decision* out) 
 }
 
 void Core::MaybeSaved(Run& run, const Moment& moment, Decision* out) {
-  if (!run.Live() || run.Failing()) return;
+  if (!run.Live() || run.Failing() || run.offload != nullptr) return;
   bool any = false;
   for (const RankState& rank : run.ranks) {
     if (!rank.record.ended) return;
@@ -223,7 +226,7 @@ void Core::CheckSave(Run& run, const Moment& moment, Decision* out) {
 
 void Core::EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out) {
   const v1::CheckpointRecord& saved = run.job.checkpoint;
-  const std::string what = trouble.empty() ? WhatRanksSay(run) : trouble;
+  const std::string what = trouble.empty() && !run.ranks.empty() ? WhatRanksSay(run) : trouble;
   if (!run.job.saving) {
     EndJob(run, v1::JOB_STATE_FAILED, absl::StrCat(what, Hint(run)), moment, out);
   } else if (saved.step() != 0 && saved.step() == run.job.committed_step) {

@@ -122,8 +122,9 @@ struct StepDecisionRecord {
   std::string run_id;
   v1::StepDecision decision;
   v1::StepRecord record;
-  v1::StepRecord previous;  // of the step before, which the history may still lack; or empty
-  uint64_t samples = 0;     // of the training set, as the ranks see it
+  v1::StepRecord previous;     // of the step before, which the history may still lack; or empty
+  uint64_t samples = 0;        // of the training set, as the ranks see it
+  uint64_t snapshot_step = 0;  // of the checkpoint that was under way then; 0: none
 };
 
 using LogRecord =

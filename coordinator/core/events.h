@@ -168,6 +168,9 @@ struct OpenSnapshots {
   std::string job;
   v1::JobSpec spec;
   std::string resumed_from;  // as CheckpointStoreOptions has it
+  // A coordinator before may have completed this step's checkpoint without having logged that;
+  // where it is there and complete, it is what the run goes on from. 0: none.
+  uint64_t under_way = 0;
 };
 // An empty folder for this step's files; answered by SnapshotBegun.
 struct BeginSnapshot {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "common/plan/chunk_table.h"
 
 namespace zeroshard::coordinator {
 
@@ -21,6 +22,8 @@ struct CoreOptions {
   absl::Duration stop_grace = absl::Seconds(30);
   // How long a lost member stays in the list of nodes.
   absl::Duration lost_shown = absl::Minutes(10);
+
+  int64_t chunk_elements = kChunkElements;  // of offloaded jobs; others: tests alone
 
   size_t max_members = 10000;
   size_t max_live_jobs = 1000;

@@ -11,6 +11,7 @@
 #include "coordinator/core/attribution.h"
 #include "coordinator/core/durable_log.h"
 #include "coordinator/core/generation.h"
+#include "coordinator/core/offloaded_run.h"
 #include "zeroshard/v1/jobs.pb.h"
 
 namespace zeroshard::coordinator {
@@ -58,14 +59,16 @@ struct Run {
   std::map<std::string, uint64_t> sampled;  // by prompt, the last step of which there is a sample
 
   std::vector<RankState> ranks;                    // of the current or last generation
-  std::unique_ptr<Generation> generation;          // while PLACING, RUNNING
-  absl::Duration start_deadline;                   // while PLACING
+  std::unique_ptr<Generation> generation;          // while PLACING, RUNNING; RECOVERING at times
+  absl::Duration start_deadline;                   // while PLACING, or RECOVERING with a generation
   std::optional<absl::Duration> return_deadline;   // after a start: absent ranks are lost then
   std::optional<absl::Duration> steps_deadline;    // all ranks completed, steps are missing
   std::optional<absl::Duration> verdict_deadline;  // failing: the verdict falls then
   std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
   bool save_advanced = false;                      // which moved that deadline
   bool nonfinite = false;
+
+  std::unique_ptr<OffloadedRun> offload;  // of a job whose state is in the shard stores; else null
 
   // The generation is open.
   bool Live() const { return generation != nullptr; }
@@ -82,11 +85,11 @@ inline absl::Duration SaveLimit(const Run& run) {
 }
 
 // It ended as a rank does that saved and stopped, rather than by an error. Before the run trains
-// there is nothing to save.
+// there is nothing to save; ranks of an offloaded job never save.
 inline bool MayHaveSaved(const Run& run, const RankState& rank) {
   return run.job.state == v1::JOB_STATE_RUNNING && rank.record.ended &&
          !rank.record.end.completed() && rank.record.end.error_code() == "CANCELLED" &&
-         !run.job.spec.checkpoint().dir().empty();
+         !run.job.spec.checkpoint().dir().empty() && run.offload == nullptr;
 }
 
 }  // namespace zeroshard::coordinator

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS store_maps(
   next_sample INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS step_decisions(
   run_id TEXT PRIMARY KEY, decision BLOB NOT NULL, record BLOB NOT NULL, previous BLOB NOT NULL,
-  samples INTEGER NOT NULL);
+  samples INTEGER NOT NULL, snapshot_step INTEGER NOT NULL);
 )sql";
 
 constexpr char kRaiseFrom1[] = R"sql(
@@ -233,12 +233,13 @@ struct Writer {
         .Run();
   }
   int operator()(const StepDecisionRecord& r) const {
-    return Statement(db, "INSERT OR REPLACE INTO step_decisions VALUES(?,?,?,?,?)")
+    return Statement(db, "INSERT OR REPLACE INTO step_decisions VALUES(?,?,?,?,?,?)")
         .Text(r.run_id)
         .Blob(r.decision.SerializeAsString())
         .Blob(r.record.SerializeAsString())
         .Blob(r.previous.SerializeAsString())
         .Number(r.samples)
+        .Number(r.snapshot_step)
         .Run();
   }
 
@@ -403,7 +404,7 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
          map.next_sample = s.NumberAt(4);
          return map;
        });
-  each("SELECT run_id, decision, record, previous, samples FROM step_decisions",
+  each("SELECT run_id, decision, record, previous, samples, snapshot_step FROM step_decisions",
        [&](const Statement& s) -> LogRecord {
          StepDecisionRecord step;
          step.run_id = s.BytesAt(0);
@@ -411,6 +412,7 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
          damaged |= !step.record.ParseFromString(s.BytesAt(2));
          damaged |= !step.previous.ParseFromString(s.BytesAt(3));
          step.samples = s.NumberAt(4);
+         step.snapshot_step = s.NumberAt(5);
          return step;
        });
   each("SELECT run_id, rank, member, incarnation, host, pid, ended, end FROM ranks",

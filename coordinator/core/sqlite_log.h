@@ -30,7 +30,7 @@ namespace zeroshard::coordinator {
 //   store_maps(run_id, map_version, job, copies, next_sample)
 //        job: a zeroshard.v1.StoreJob; copies: a zeroshard.v1.StoreMap whose placement has three
 //        numbers a copy: to_store, chunk, from_store
-//   step_decisions(run_id, decision, record, previous, samples)
+//   step_decisions(run_id, decision, record, previous, samples, snapshot_step)
 //        a zeroshard.v1.StepDecision and two zeroshard.v1.StepRecord
 // Not thread-safe.
 class SqliteLog : public DurableLog {

@@ -1,5 +1,6 @@
 // What clients are shown. Reads only.
 #include "absl/strings/str_cat.h"
+#include "common/plan/planner.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -24,6 +25,13 @@ v1::JobStatus Core::Brief(const Run& run) const {
   status.set_first_step(run.job.first_step);
   if (!run.job.resume.checkpoint().empty()) *status.mutable_resume() = run.job.resume;
   if (run.job.checkpoint.step() != 0) *status.mutable_checkpoint() = run.job.checkpoint;
+  if (run.offload != nullptr) {
+    if (run.offload->map.map_version != 0) {
+      status.mutable_version()->set_epoch(run.offload->epoch());
+      status.mutable_version()->set_step(run.job.committed_step);
+    }
+    status.set_steps_lost(run.job.steps_lost);
+  }
   // The newest run of a name has the folder of that name.
   const auto newest = newest_.find(run.job.spec.name());
   const bool is_newest = newest != newest_.end() && newest->second == run.job.run_id;
@@ -53,6 +61,19 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
   }
   for (const auto& [index, event] : run.events) *status.add_events() = event;
   for (const v1::ShardPlan& plan : run.job.plan) *status.add_plan() = plan;
+  if (run.offload == nullptr) return status;
+  for (const StoreSlot& slot : run.offload->slots) {
+    v1::StoreStatus& store = *status.add_stores();
+    store.set_member(slot.store.member());
+    store.set_host(slot.store.host());
+    store.set_phase(slot.lost ? v1::STORE_PHASE_FAILED : slot.report.phase());
+    *store.mutable_version() = slot.report.version();
+    store.set_generation(slot.report.generation());
+    *store.mutable_usage() = slot.report.usage();
+    store.set_sealed_step(slot.report.sealed_step());
+    store.set_problem(slot.lost ? *slot.lost : slot.report.problem());
+  }
+  if (const auto plan = PlanStore(run.job.spec); plan.ok()) *status.mutable_store_plan() = *plan;
   return status;
 }
 
@@ -72,6 +93,13 @@ std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
                    : member.assignment || member.says_running ? "running"
                                                               : "idle");
     node.set_heartbeat_age_ms(absl::ToInt64Milliseconds(now - member.last_heard));
+    if (member.hello.kind() == v1::MEMBER_KIND_STORE && !member.lost) {
+      const StoreUse use = ReservedOn(name, member.hello.incarnation(), nullptr);
+      node.set_reserved_bytes(use.memory);
+      node.set_reserved_nvme_bytes(use.nvme);
+      node.set_jobs(use.jobs);
+      if (use.jobs != 0) node.set_state("running");
+    }
     if (!member.assignment) continue;
     const auto run = runs_.find(member.assignment->run_id);
     if (run == runs_.end()) continue;

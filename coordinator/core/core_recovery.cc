@@ -1,0 +1,274 @@
+// Offloaded jobs that lost a rank or a store: what is left of their state, where it goes, and how
+// their next generation is opened.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/text.h"
+
+namespace zeroshard::coordinator {
+
+bool Core::Starting(const Run& run) {
+  return run.Live() &&
+         (run.job.state == v1::JOB_STATE_PLACING || run.job.state == v1::JOB_STATE_RECOVERING);
+}
+
+void Core::Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
+                   bool planned) {
+  OffloadedRun& o = *run.offload;
+  if (!planned) {
+    if (!o.first_sign) o.first_sign = moment.now;
+    if (++o.recoveries > kMaxRecoveries) {
+      EndSaved(
+          run,
+          absl::StrCat(kMaxRecoveries,
+                       " recoveries in a row ended without a step being committed; now ", reason),
+          moment, out);
+      return;
+    }
+  }
+  WriteHistory(run, out);
+  if (run.Live()) CloseGeneration(run, reason, /*forget_ranks=*/true, moment, out);
+  AnswerPending(run,
+                absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
+                                                run.job.run_id, " ended: ", reason)),
+                out);
+  o.assigned = false;
+  SetState(run, v1::JOB_STATE_RECOVERING, reason, moment, out);
+  schedule_again_ = true;
+  Touch(run);
+}
+
+bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* why) {
+  OffloadedRun& o = *run.offload;
+  if (o.return_deadline && moment.now < *o.return_deadline &&
+      std::any_of(o.slots.begin(), o.slots.end(),
+                  [](const StoreSlot& slot) { return !slot.lost && !slot.heard; })) {
+    *why = "waits for its shard stores after the coordinator's start";
+    return false;
+  }
+  if (!PrepareMap(run, moment, out, why)) return false;
+  const bool trained = run.job.committed_step >= run.job.first_step;
+  if (run.job.saving && (!trained || run.job.checkpoint.step() == run.job.committed_step)) {
+    EndSaved(run, trained ? "" : "what it had trained was lost before it could be saved", moment,
+             out);
+    return true;
+  }
+  if (run.job.saving || run.job.committed_step == run.job.spec.steps()) {
+    // No rank is needed to write or to add up what the stores have.
+    OpenSnapshotsOf(run, out);
+    MaybeSnapshotNow(run, moment, out);
+    MaybeFinish(run, moment, out);
+    return true;
+  }
+  const std::vector<Member*> chosen = Choose(run.job.spec, why);
+  if (chosen.empty()) return false;
+  if (const absl::Status fits = FitsMemory(run, chosen); !fits.ok()) {
+    EndSaved(run, std::string(fits.message()), moment, out);
+    return true;
+  }
+  OpenGeneration(run, chosen, moment, out);
+  return true;
+}
+
+bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why) {
+  OffloadedRun& o = *run.offload;
+  const auto lost = [&o] {
+    return std::any_of(o.slots.begin(), o.slots.end(),
+                       [](const StoreSlot& slot) { return slot.lost.has_value(); });
+  };
+  const uint32_t have = o.map.job.map().replicas();
+  if (!lost() && have >= o.needs.replicas) return true;
+
+  const auto survives = [&o] {
+    std::vector<bool> held(o.needs.chunks.size(), false);
+    for (const StoreSlot& slot : o.slots) {
+      if (slot.lost) continue;
+      for (const uint32_t chunk : slot.chunks) held[chunk] = true;
+    }
+    return std::all_of(held.begin(), held.end(), [](bool one) { return one; });
+  };
+  if (!o.AtBase() && !survives()) {
+    if (o.snapshot && o.snapshot->phase == SnapshotWork::Phase::kCompleting) {
+      *why = absl::StrCat("waits for the checkpoint of step ", o.snapshot->step,
+                          ", which is being completed");
+      return false;
+    }
+    RollBack(run, moment, out);
+    if (!lost() && have >= o.needs.replicas) return true;
+  }
+
+  std::string no_room;
+  const uint32_t least = lost() ? 1 : have + 1;
+  for (uint32_t replicas = o.needs.replicas; replicas >= least; --replicas) {
+    for (const bool with_failed : {false, true}) {
+      const std::vector<StoreCandidate> candidates = Candidates(run, with_failed);
+      std::vector<std::vector<uint32_t>> holders(o.needs.chunks.size());
+      for (const StoreSlot& slot : o.slots) {
+        if (slot.lost) continue;
+        for (uint32_t c = 0; c < candidates.size(); ++c) {
+          if (candidates[c].store.incarnation() != slot.store.incarnation()) continue;
+          for (const uint32_t chunk : slot.chunks) holders[chunk].push_back(c);
+        }
+      }
+      const auto placement = RepairPlacement(o.needs, replicas, RoomsOf(candidates), holders);
+      if (!placement.ok()) {
+        if (no_room.empty()) no_room = std::string(placement.status().message());
+        continue;
+      }
+      if (!o.AtBase()) {
+        // What is copied is the state of the committed step: whoever has it must have applied that.
+        for (const StoreSlot& slot : o.slots) {
+          if (slot.lost) continue;
+          WantedOfStore wanted{slot.report.generation(), o.map.map_version, o.epoch(),
+                               run.job.committed_step, 0};
+          const std::string lacks =
+              slot.heard ? WhatLacks(slot.report, wanted) : "was not heard of yet";
+          if (lacks.empty()) continue;
+          *why = absl::StrCat("waits for ", NameOfStore(slot.store), ", which ", lacks);
+          return false;
+        }
+      }
+      const uint64_t copied_before = o.map.map_version;
+      DropSnapshot(run, "the chunks of the job move between the stores", out);
+      SetMap(run, candidates, *placement, replicas, holders, moment, out);
+      std::string text =
+          absl::StrCat("map ", o.map.map_version, " of the chunks (after ", copied_before, "): ");
+      std::vector<std::string> names;
+      for (const StoreSlot& slot : o.slots) names.push_back(slot.store.member());
+      absl::StrAppend(&text, absl::StrJoin(names, ", "));
+      if (!o.map.copies.empty()) {
+        absl::StrAppend(&text, "; ", o.map.copies.size(),
+                        o.map.copies.size() == 1 ? " copy is filled" : " copies are filled");
+      }
+      if (replicas < o.needs.replicas) {
+        absl::StrAppend(&text, "; the job goes on with ", replicas, " of ", o.needs.replicas,
+                        " replicas of each chunk: ", no_room);
+      }
+      AddEvent(run, text, moment, out);
+      return true;
+    }
+  }
+  if (!lost()) return true;
+  *why = absl::StrCat("waits for room on the shard stores: ", no_room);
+  return false;
+}
+
+void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
+  OffloadedRun& o = *run.offload;
+  JobRecord& job = run.job;
+  std::vector<std::string> lost;
+  for (const StoreSlot& slot : o.slots) {
+    if (slot.lost) lost.push_back(absl::StrCat(NameOfStore(slot.store), ": ", *slot.lost));
+  }
+  DropSnapshot(run, "the job goes back to an earlier step", out);
+  const bool saved = job.checkpoint.step() != 0;
+  const uint64_t target = saved ? job.checkpoint.step() : job.first_step - 1;
+  const uint64_t steps = job.committed_step - target;
+  o.map.job.mutable_base()->set_epoch(o.epoch() + 1);
+  o.map.job.mutable_base()->set_step(target);
+  o.map.job.set_checkpoint(saved ? job.checkpoint.path() : job.resume.checkpoint());
+  o.map.job.set_weights_only(!saved && job.resume.weights_only());
+  o.map.job.clear_copy();
+  o.map.copies.clear();
+  o.map.next_sample = saved ? job.checkpoint_sample : job.first_sample;
+  ++o.map.map_version;
+  out->records.push_back(o.map);
+  o.decided.reset();
+  o.unwritten.reset();
+  o.written = std::min(o.written, target);
+  for (StoreSlot& slot : o.slots) {
+    slot.was_ready = false;
+    slot.last_change = moment.now;
+    // Its chunks are read again from the beginning: what was wrong with them is gone.
+    if (std::exchange(slot.failed, false)) slot.lost.reset();
+  }
+  job.committed_step = target;
+  job.steps_lost += steps;
+  out->records.push_back(job);
+  if (run.last.step() > target) run.last.Clear();
+  if (run.first.step() > target) run.first.Clear();
+  for (auto& [prompt, step] : run.sampled) step = std::min(step, target);
+  out->actions.push_back(TruncateHistory{job.spec.name(), job.run_id, target + 1});
+  out->actions.push_back(
+      Measure{MetricKind::kStepsLost, job.spec.name(), static_cast<double>(steps)});
+  AddEvent(run,
+           absl::StrCat(
+               "epoch ", o.epoch(), ": chunks were held by lost stores alone (", AtMostThree(lost),
+               "); the job goes back to ",
+               saved ? absl::StrCat("the checkpoint of step ", target, ", ", job.checkpoint.path())
+                     : absl::StrCat("step ", target, ", where it began"),
+               "; ", steps, steps == 1 ? " step is" : " steps are", " lost and done again"),
+           moment, out);
+  Touch(run);
+}
+
+bool Core::CanAddReplicas(const Run& run) const {
+  const OffloadedRun& o = *run.offload;
+  const uint32_t have = o.map.job.map().replicas();
+  if (have >= o.needs.replicas || run.job.committed_step >= run.job.spec.steps()) return false;
+  const std::vector<StoreCandidate> candidates = Candidates(run, false);
+  std::vector<std::vector<uint32_t>> holders(o.needs.chunks.size());
+  for (uint32_t c = 0; c < candidates.size(); ++c) {
+    for (const StoreSlot& slot : o.slots) {
+      if (candidates[c].store.incarnation() != slot.store.incarnation()) continue;
+      for (const uint32_t chunk : slot.chunks) holders[chunk].push_back(c);
+    }
+  }
+  return RepairPlacement(o.needs, have + 1, RoomsOf(candidates), holders).ok();
+}
+
+// --- opening ------------------------------------------------------------------------------------
+
+std::vector<std::string> Core::StoresNotOpen(const Run& run) const {
+  std::vector<std::string> missing;
+  const OffloadedRun& o = *run.offload;
+  for (const StoreSlot& slot : o.slots) {
+    const Member* member = MemberOf(slot);
+    std::string what;
+    if (slot.lost) {
+      what = absl::StrCat("is lost: ", *slot.lost);
+    } else if (member == nullptr || member->session == 0) {
+      what = "is not connected";
+    } else if (!slot.heard) {
+      what = "has not answered";
+    } else if (slot.report.generation() != run.job.generation ||
+               slot.report.map_version() != o.map.map_version ||
+               slot.report.version().epoch() != o.epoch() ||
+               slot.report.phase() == v1::STORE_PHASE_UNSPECIFIED ||
+               slot.report.phase() == v1::STORE_PHASE_FAILED) {
+      what = WhatLacks(slot.report, {run.job.generation, o.map.map_version, o.epoch(),
+                                     run.job.committed_step, 0});
+    } else {
+      continue;
+    }
+    missing.push_back(absl::StrCat(NameOfStore(slot.store), " ", what));
+  }
+  return missing;
+}
+
+void Core::MaybeAssign(Run& run, const Moment& moment, Decision* out) {
+  OffloadedRun& o = *run.offload;
+  if (o.assigned || !run.Live() || run.Failing()) return;
+  if (!run.job.spec.checkpoint().dir().empty() && !o.snapshots_open) return;
+  if (!StoresNotOpen(run).empty()) return;
+  o.assigned = true;
+  if (Starting(run) && !run.return_deadline) {
+    run.start_deadline = std::max(run.start_deadline, moment.now + StartTimeout(run.job.spec));
+    WakeBy(run.start_deadline);
+  }
+  for (RankState& rank : run.ranks) {
+    rank.last_advance = moment.now;
+    if (rank.began || rank.record.ended || rank.lost) continue;
+    const Member* member = members_.Find(rank.record.member);
+    if (member == nullptr || member->hello.incarnation() != rank.record.incarnation ||
+        member->session == 0) {
+      continue;
+    }
+    SendAssign(run, rank, member->session, out);
+  }
+}
+
+}  // namespace zeroshard::coordinator
