@@ -64,7 +64,7 @@ class AsyncIo {
   virtual void Submit(std::unique_ptr<Operation> operation) = 0;
 };
 
-// Within this folder. NOT_FOUND-like refusals of the kernel are UNAVAILABLE.
+// Within this folder. UNAVAILABLE: the kernel, or a container around it, refuses io_uring.
 absl::StatusOr<std::unique_ptr<AsyncIo>> MakeRingIo(const AsyncIoOptions& options,
                                                     std::shared_ptr<BufferArena> arena);
 std::unique_ptr<AsyncIo> MakeThreadIo(const AsyncIoOptions& options);

@@ -28,6 +28,14 @@ constexpr uint64_t kWake = UINT64_MAX;           // user_data of the eventfd's p
 constexpr uint64_t kRegion = uint64_t{1} << 30;  // the kernel registers at most this in one piece
 constexpr std::chrono::milliseconds kPause(1);
 
+// The device may still write into the buffer of such an operation: its memory is never used again.
+void Keep(std::unique_ptr<Operation> operation) {
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<Operation>>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  kept->push_back(std::move(operation));
+}
+
 class RingIo : public AsyncIo {
  public:
   RingIo(const AsyncIoOptions& options, std::shared_ptr<BufferArena> arena)
@@ -157,8 +165,7 @@ RingIo::~RingIo() {
   for (Slot& slot : slots_) {
     if (slot.operation == nullptr) continue;
     ++held;
-    // The device may still write into the buffer, so that memory is never used again.
-    (void)slot.operation.release();
+    Keep(std::move(slot.operation));
   }
   if (held > 0) {
     LogError("the kernel still has ", held, " operations on the disk of --nvme-dir; their buffers ",

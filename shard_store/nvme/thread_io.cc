@@ -80,18 +80,18 @@ void State::Work(size_t me) {
       operation->started = true;
       operation->since = steady_clock::now();
     }
-    lock.unlock();
-    const DiskHook::Verdict verdict = operation->Ask(options.hook);
-    lock.lock();
-    if (verdict.what == DiskHook::Verdict::kHang) {
-      slots.push_back({std::move(operation), false, false});
-      time.notify_one();
-      continue;
-    }
     Operation* const mine = operation.get();
     slots[me] = {std::move(operation), true, false};
     time.notify_one();
     lock.unlock();
+    const DiskHook::Verdict verdict = mine->Ask(options.hook);
+    if (verdict.what == DiskHook::Verdict::kHang) {
+      lock.lock();
+      slots.push_back({std::move(slots[me].operation), false, slots[me].abandoned});
+      slots[me] = Slot();
+      time.notify_one();
+      continue;
+    }
     int64_t result = verdict.result;
     if (verdict.what == DiskHook::Verdict::kDo) {
       const off_t offset = static_cast<off_t>(mine->offset + mine->done);

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include "tests/common/temp_folder.h"
@@ -182,6 +184,79 @@ TEST_P(AioTest, ADeviceThatDoesNotAnswerIsReportedAndNothingWaitsForItAfterwards
   }
   faults_.Set({});
   EXPECT_TRUE(absl::IsDeadlineExceeded(Read(0).status())) << "a hung device is not tried again";
+}
+
+// Holds one operation in the kernel's hands, or in what stands for them, until End.
+class Stuck {
+ public:
+  // Over io_uring the file becomes a pipe that nobody writes to; over threads the call hangs.
+  Stuck(Engine engine, const DirectFile& file, DiskFaults* faults) {
+    if (engine == Engine::kRing) {
+      EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
+      EXPECT_GE(dup2(pipe_[0], file.fd()), 0);
+      return;
+    }
+    faults->Set([this](const DiskHook::Attempt&) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ended_.wait(lock, [this] { return over_; });
+      return Verdict{};
+    });
+  }
+  ~Stuck() {
+    for (const int fd : pipe_) {
+      if (fd >= 0) close(fd);
+    }
+  }
+  void End() {
+    if (pipe_[1] >= 0) {
+      EXPECT_EQ(write(pipe_[1], std::string(4096, 'x').data(), 4096), 4096);
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      over_ = true;
+    }
+    ended_.notify_all();
+  }
+
+ private:
+  int pipe_[2] = {-1, -1};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+};
+
+TEST_P(AioTest, TheBufferOfAHungOperationComesBackWhenTheKernelLetsGoOfIt) {
+  AsyncIoOptions options;
+  options.stall_limit = absl::Milliseconds(30);
+  Start(options);
+  if (io_ == nullptr) return;
+  Stuck stuck(GetParam(), *file_, &faults_);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Read(0, 4096).status()));
+  std::vector<IoBuffer> others;
+  while (IoBuffer buffer = pool_->TryTake()) others.push_back(std::move(buffer));
+  EXPECT_EQ(others.size(), 7u);
+  stuck.End();
+  EXPECT_TRUE(pool_->Take(absl::Seconds(20)).ok());
+}
+
+TEST_P(AioTest, AQueueWithAHungOperationCanBeClosed) {
+  AsyncIoOptions options;
+  options.stall_limit = absl::Milliseconds(30);
+  Start(options);
+  if (io_ == nullptr) return;
+  Stuck stuck(GetParam(), *file_, &faults_);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Read(0, 4096).status()));
+  io_.reset();
+  EXPECT_EQ(pool_->free(), 7);
+  stuck.End();
+  if (GetParam() == Engine::kThreads) {  // its thread is still there, and must be gone before this
+    std::vector<IoBuffer> all;
+    for (int i = 0; i < 8; ++i) {
+      auto buffer = pool_->Take(absl::Seconds(20));
+      ASSERT_TRUE(buffer.ok());
+      all.push_back(*std::move(buffer));
+    }
+  }
 }
 
 TEST_P(AioTest, MoreThanTheDepthFromSeveralThreadsAllEnd) {
