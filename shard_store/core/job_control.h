@@ -37,7 +37,10 @@ struct Orders {
   // except these chunks, which stay as they are: other stores of the job have changed. Those of
   // chunks() that are not among them come from where job().copies() says, else from job().base().
   std::vector<uint32_t> keep;
-  bool drop_staging = false;  // what is staged is of no use any more; nothing is being applied
+  // What is staged is of no use any more; nothing is being applied. A generation that opens while a
+  // step is applied does not order this: what was staged for the step after it counts for nothing
+  // either, and is overwritten.
+  bool drop_staging = false;
   bool cancel_snapshot = false;
   std::optional<v1::SnapshotOrder> snapshot;  // of the version here
   std::optional<v1::StepDecision> apply;      // with what is staged, which is free afterwards

@@ -69,6 +69,10 @@ Cluster::Cluster(uint64_t seed, const ClusterOptions& options)
 
 Cluster::~Cluster() = default;
 
+bool Cluster::DiskIsFull(const std::string& job, uint64_t step) {
+  return options_.losses && step != reference(job).spec().steps() && world_.Chance(5);
+}
+
 void Cluster::StartMember(v1::MemberKind kind, const std::string& name) {
   if (members_.contains(name)) return;
   v1::Hello hello;

@@ -84,6 +84,9 @@ class Cluster {
   std::map<std::string, std::unique_ptr<Reference>>& references() { return references_; }
   const Reference& reference(const std::string& job) const { return *references_.at(job); }
 
+  // Never for the checkpoint after the last step, whose failure is the job's.
+  bool DiskIsFull(const std::string& job, uint64_t step);
+
   // --- processes ---
   void StartMember(v1::MemberKind kind, const std::string& name);
   void Kill(const std::string& name, bool supervised);

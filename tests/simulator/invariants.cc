@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/text.h"
 #include "tests/simulator/cluster.h"
@@ -119,6 +120,7 @@ void Invariants::On(const StepDecisionRecord& record) {
   }
   CheckFullyStaged(run, decision);
   run.committed = decision.step();
+  run.faults = faults_;
 }
 
 void Invariants::CheckFullyStaged(const Run& run, const v1::StepDecision& decision) {
@@ -244,6 +246,12 @@ void Invariants::Check() {
 
 void Invariants::CheckEnd(const v1::JobStatus& status) {
   const Reference& reference = cluster_->reference(status.name());
+  if (status.state() == v1::JOB_STATE_FAILED &&
+      faults_ - runs_[status.run_id()].faults >= kGivesUp &&
+      absl::StrContains(status.reason(), "recoveries in a row")) {
+    ++given_up_;
+    return;
+  }
   if (status.state() != v1::JOB_STATE_COMPLETED) {
     return Violate(
         "end", absl::StrCat(status.run_id(), " is ", coordinator::NameOfState(status.state()), ": ",

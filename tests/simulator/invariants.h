@@ -32,8 +32,12 @@ class Invariants {
   // A replica begins to apply (I2); its loads begin a new count.
   void OnApply(const std::string& incarnation, const std::string& run_id, uint64_t load,
                const v1::StepDecision& decision);
-  // After the job's end.
+  void OnFault() { ++faults_; }
+  // After the job's end. A job that was given up after kGivesUp recoveries in a row is none of the
+  // core's errors where there were as many faults since its last step.
   void CheckEnd(const v1::JobStatus& status);
+  static constexpr uint64_t kGivesUp = 6;
+  uint64_t given_up() const { return given_up_; }
 
   uint64_t recoveries() const { return recoveries_; }
   uint64_t rollbacks() const { return rollbacks_; }
@@ -47,6 +51,7 @@ class Invariants {
     bool mapped = false;
     coordinator::StoreMapRecord map;
     uint64_t committed = 0;  // in this epoch
+    uint64_t faults = 0;     // that there were when a step was last committed
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     std::map<std::pair<uint64_t, uint64_t>, std::string> decided;  // by epoch, step
   };
@@ -65,7 +70,7 @@ class Invariants {
   std::map<std::string, Run> runs_;
   std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
   std::set<std::string> applied_;
-  uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0;
+  uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
 };
 
 }  // namespace zeroshard::simulator

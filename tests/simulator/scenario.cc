@@ -61,7 +61,7 @@ ClusterOptions Scenario::Shape() {
   shape.spares = static_cast<int>(chance_.Upto(1));
   shape.losses = options_.faults;
   for (int i = 0; i < jobs; ++i) jobs_.push_back(i == 0 ? "alpha" : "beta");
-  faults_left_ = options_.faults ? chance_.Upto(12) : 0;
+  faults_left_ = options_.faults ? chance_.Upto(chance_.Chance(30) ? 40 : 12) : 0;
   const absl::Duration apart[] = {absl::Milliseconds(300), absl::Seconds(3), absl::Seconds(20)};
   apart_ = apart[chance_.Upto(2)];
   setting_ = absl::StrCat(shape.stores, " stores, ", replicas_, " replicas, ", jobs, " jobs of ",
@@ -86,7 +86,7 @@ v1::JobSpec Scenario::Spec(const std::string& name) {
   spec.mutable_resources()->set_workers(workers_);
   spec.set_train_batch_size(workers_ * 2);
   spec.set_train_micro_batch_size_per_gpu(1);
-  spec.set_steps(3 + chance_.Upto(9));
+  spec.set_steps(3 + chance_.Upto(chance_.Chance(40) ? 40 : 9));
   spec.set_seed(chance_.Random() % 1000);
   spec.set_gradient_clipping(1.0);
   spec.mutable_bf16()->set_enabled(true);
@@ -130,6 +130,7 @@ void Scenario::NextFault() {
     if (faults_left_ == 0 || Ended()) return;
     --faults_left_;
     ++faults_;
+    cluster_.invariants().OnFault();
     last_fault_ = world().now();
     Fault();
     NextFault();
@@ -255,6 +256,7 @@ Outcome Scenario::Run() {
   outcome.recoveries = cluster_.invariants().recoveries();
   outcome.rollbacks = cluster_.invariants().rollbacks();
   outcome.decisions = cluster_.invariants().decisions();
+  outcome.given_up = cluster_.invariants().given_up();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
   return outcome;

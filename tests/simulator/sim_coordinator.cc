@@ -158,7 +158,7 @@ void SimCoordinator::On(const coordinator::BeginSnapshot& action) {
   const auto there = cluster_->disk().folders.find(PathOf(action.run_id, action.step));
   if (there != cluster_->disk().folders.end() && there->second.complete) {
     begun.folder = absl::AlreadyExistsError("it was completed by a coordinator that died");
-  } else if (world.Chance(5)) {
+  } else if (cluster_->DiskIsFull(NameOf(action.run_id), action.step)) {
     begun.folder = absl::ResourceExhaustedError("the disk is full");
   } else {
     const std::string path =
@@ -205,7 +205,7 @@ void SimCoordinator::On(const coordinator::CompleteSnapshot& action) {
     world.Violate("snapshots", absl::StrCat("of step ", action.step, " have next_sample ",
                                             action.next_sample, " of ", action.samples));
   }
-  if (world.Chance(5)) {
+  if (cluster_->DiskIsFull(NameOf(action.run_id), action.step)) {
     record.set_message("the disk is full");
   } else {
     record.set_complete(true);

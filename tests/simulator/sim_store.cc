@@ -260,7 +260,10 @@ absl::Status SimStore::Push(const std::string& run_id, uint64_t generation, uint
   const uint64_t wanted =
       report.version().step() + (report.phase() == v1::STORE_PHASE_APPLYING ? 2 : 1);
   if (step == wanted) {
-    job.staging[chunk][begin] = Job::Staged{count, gradient};
+    // Of a generation that ended while a step was applied.
+    std::erase_if(job.staging[chunk],
+                  [&](const auto& staged) { return staged.second.generation < generation; });
+    job.staging[chunk][begin] = Job::Staged{count, generation, gradient};
     uint64_t total = 0;
     for (const auto& [first, staged] : job.staging[chunk]) total += staged.count;
     if (total > static_cast<uint64_t>(job.control.chunks().at(chunk).size())) {
@@ -326,7 +329,7 @@ void SimStore::WriteSnapshot(Job& job, const v1::SnapshotOrder& order) {
           const auto folder = cluster_->disk().folders.find(order.folder());
           if (folder == cluster_->disk().folders.end()) {
             report.set_problem(absl::StrCat("there is no ", order.folder()));
-          } else if (cluster_->world().Chance(3)) {
+          } else if (cluster_->DiskIsFull(found->second->control.job().job(), order.step())) {
             report.set_problem("the disk is full");
           } else {
             report.set_file(absl::StrCat("state-", order.index(), ".safetensors"));

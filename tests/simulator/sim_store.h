@@ -25,6 +25,7 @@ class SimStore : public Process {
     std::map<uint32_t, uint64_t> state;  // by chunk
     struct Staged {
       uint32_t count = 0;
+      uint64_t generation = 0;
       uint64_t gradient = 0;
     };
     std::map<uint32_t, std::map<uint32_t, Staged>> staging;  // by chunk, begin
