@@ -189,7 +189,8 @@ TEST_F(OffloadTest, AJobThatDoesNotFitIsRefusedWithTheNumbers) {
   args.insert(args.end(), {"--store-memory", "64KiB"});
   const auto local = StartLocal("w", args);
   EXPECT_NE(local->Wait(kPatience), 0);
-  EXPECT_THAT(local->Err(), AllOf(HasSubstr("store"), HasSubstr("bytes")));
+  EXPECT_THAT(local->Err(), AllOf(HasSubstr("does not fit"), HasSubstr("on 2 stores"),
+                                  HasSubstr("--memory-limit")));
   EXPECT_TRUE(History("w").empty());
 }
 

@@ -97,7 +97,7 @@ class FakeStore {
   }
   void Take(const v1::StoreDirective& directive) {
     report_.set_phase(v1::STORE_PHASE_READY);
-    if (directive.has_job()) {
+    if (directive.has_job() && directive.map_version() != report_.map_version()) {
       job_ = directive.job();
       report_.set_map_version(directive.map_version());
       *report_.mutable_version() = job_.has_copy() ? job_.copy() : job_.base();
@@ -324,7 +324,9 @@ TEST_F(OffloadTest, AJobThatCanNeverFitIsRefusedWithTheNumbers) {
   v1::SubmitResponse response;
   const grpc::Status status = coordinator.Submit(OffloadSpec(3), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("store"), HasSubstr("bytes")));
+  EXPECT_THAT(status.error_message(),
+              AllOf(HasSubstr("does not fit"), HasSubstr("1.0 kB on 1 store"),
+                    HasSubstr("--memory-limit")));
 }
 
 // 175 billion parameters in two copies, and a specification that names many files: what a store is
