@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/offload.h"
-#include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
 #include "shard_store/state/chunk_batch.h"
 
@@ -15,7 +14,10 @@ namespace {
 
 constexpr int64_t kPiece = int64_t{1} << 18;  // elements read at once
 
-DType ComputeType(const v1::JobSpec& spec) { return MakeZeroOptions(spec, 1).dtype; }
+// As MakeZeroOptions has it; the rest of a specification may be anything here.
+DType ComputeType(const v1::JobSpec& spec) {
+  return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
+}
 
 }  // namespace
 
