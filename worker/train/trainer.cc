@@ -420,6 +420,8 @@ class TrainerImpl : public Trainer {
   // A save and stop was asked for.
   absl::Status Leave(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
     if (options_.store != nullptr) {
+      // Rank 0 comes when the commit is made, and no rank hangs up on it before.
+      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, OwnFlags(observer)));
       return absl::CancelledError(
           absl::StrCat("asked to stop after step ", step, ", whose state is in the shard stores"));
     }

@@ -103,7 +103,8 @@ class Trainer {
   // gradient (IsNonFinite). After the last step a checkpoint is written where the specification has
   // a checkpoint section. Offloaded jobs commit each step through the store before anything uses
   // it, and write no checkpoints here: coordinator and stores do. After an error whoever owns
-  // communicator and store aborts both before the trainer goes.
+  // communicator and store aborts both before the trainer goes. That the last step is committed is
+  // what rank 0's OK says.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters. Empty for an
