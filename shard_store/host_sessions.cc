@@ -17,6 +17,10 @@ class HostSession : public BulkSession {
                     absl::Span<const absl::Span<const char>> parts) override {
     return host_->Push(stream_.get(), header, parts);
   }
+  void WaitForPush(const bulk::Header& header,
+                   std::function<void(const absl::Status&)> ready) override {
+    host_->WaitForPush(stream_, header, std::move(ready));
+  }
   void Pull(const bulk::Header& header, PullHandler handler) override {
     host_->Pull(stream_, header, std::move(handler));
   }

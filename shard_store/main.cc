@@ -52,7 +52,7 @@ store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit) {
   readings.pushed = traffic.pushed;
   readings.pulled = traffic.pulled;
   readings.memory_limit = memory_limit;
-  for (const v1::StoreReport& report : host->Reports()) readings.jobs += report.dropped() ? 0 : 1;
+  readings.jobs = host->jobs();
   readings.update_seconds = host->TakeUpdateSeconds();
   return readings;
 }
@@ -60,6 +60,7 @@ store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  bulk::KeepReceiveMemory();
   ShutdownSignal signal;
   MemberDaemonOptions options;
   options.kind = v1::MEMBER_KIND_STORE;

@@ -7,17 +7,22 @@
 
 namespace zeroshard::store {
 
+class PinTally;
+
 // Thread-safe. Outlives the server that it is registered with.
 class BulkService final
     : public v1::ShardStore::WithRawCallbackMethod_Bulk<v1::ShardStore::Service> {
  public:
-  explicit BulkService(OpenSession open) : open_(std::move(open)) {}
+  explicit BulkService(OpenSession open);
+  // Waits until gRPC has let go of all parameters that were sent, so that what holds them may go.
+  ~BulkService() override;
 
  private:
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Bulk(
       grpc::CallbackServerContext* context) override;
 
   const OpenSession open_;
+  const std::shared_ptr<PinTally> pins_;
 };
 
 }  // namespace zeroshard::store

@@ -21,8 +21,30 @@ constexpr size_t kMostStatusText = 1024;
 
 }  // namespace
 
-BulkStream* BulkStream::Start(const OpenSession* open) {
-  std::shared_ptr<BulkStream> stream(new BulkStream(open));
+std::shared_ptr<const void> PinTally::Count(std::shared_ptr<PinTally> tally,
+                                            std::shared_ptr<const void> pin) {
+  {
+    std::lock_guard<std::mutex> lock(tally->mutex_);
+    ++tally->count_;
+  }
+  const void* const address = tally.get();
+  return std::shared_ptr<const void>(
+      address, [tally = std::move(tally), pin = std::move(pin)](const void*) mutable {
+        pin.reset();
+        std::lock_guard<std::mutex> lock(tally->mutex_);
+        --tally->count_;
+        tally->changed_.notify_all();
+      });
+}
+
+bool PinTally::AwaitNone(absl::Duration timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                           [this] { return count_ == 0; });
+}
+
+BulkStream* BulkStream::Start(const OpenSession* open, std::shared_ptr<PinTally> pins) {
+  std::shared_ptr<BulkStream> stream(new BulkStream(open, std::move(pins)));
   stream->self_ = stream;
   std::weak_ptr<BulkStream> weak = stream;
   stream->hello_alarm_.Set(
@@ -40,23 +62,55 @@ BulkStream* BulkStream::Start(const OpenSession* open) {
 // --- reading ---------------------------------------------------------------------------------
 
 void BulkStream::OnReadDone(bool ok) {
-  absl::Status status;
-  if (ok) {
-    auto frame = bulk::ReadFrame(incoming_);
-    status = frame.ok() ? Take(*frame) : frame.status();
-    incoming_.Clear();
+  if (!ok) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      reading_ = false;
+      read_ended_ = true;
+    }
+    WriteNext();
+    return;
   }
+  auto frame = bulk::ReadFrame(incoming_);
+  incoming_.Clear();
+  absl::Status status = frame.ok() ? Take(*frame) : frame.status();
+  if (frame.ok() && frame->header.type == FrameType::kPush && absl::IsUnavailable(status)) {
+    WaitForPush(std::make_shared<const bulk::ReceivedFrame>(*std::move(frame)));
+  } else {
+    Taken(std::move(status));
+  }
+}
+
+void BulkStream::Taken(absl::Status status) {
+  const bool goes_on = status.ok();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     reading_ = false;
-    if (!ok) read_ended_ = true;
-    if (status.ok()) ReadOn();
+    if (goes_on) ReadOn();
   }
-  if (!status.ok()) {
-    End(std::move(status));
-  } else {
+  if (goes_on) {
     WriteNext();
+  } else {
+    End(std::move(status));
   }
+}
+
+// Meanwhile reading_ stays set: nothing else is read.
+void BulkStream::WaitForPush(std::shared_ptr<const bulk::ReceivedFrame> frame) {
+  const std::shared_ptr<BulkSession> session = this->session();
+  if (session == nullptr) return Taken(absl::CancelledError("the peer is gone"));
+  session->WaitForPush(
+      frame->header, [self = shared_from_this(), frame](const absl::Status& ready) {
+        // The call may have ended meanwhile: a push would be taken for a hello then.
+        const bool ended = self->session() == nullptr;
+        absl::Status status = ended ? absl::CancelledError("the peer is gone") : ready;
+        if (status.ok()) status = self->Take(*frame);
+        if (ready.ok() && absl::IsUnavailable(status)) {
+          self->WaitForPush(frame);
+        } else {
+          self->Taken(std::move(status));
+        }
+      });
 }
 
 void BulkStream::ReadOn() {
@@ -67,7 +121,8 @@ void BulkStream::ReadOn() {
 
 absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
   const Header& header = frame.header;
-  if (session_ == nullptr) return SayHello(frame);
+  const std::shared_ptr<BulkSession> session = this->session();
+  if (session == nullptr) return SayHello(frame);
   if (header.generation != generation_) {
     return absl::FailedPreconditionError(
         absl::StrCat("a frame of generation ", header.generation,
@@ -75,17 +130,17 @@ absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
   }
   switch (header.type) {
     case FrameType::kPush: {
-      ZS_RETURN_IF_ERROR(session_->Push(header, frame.parts));
+      ZS_RETURN_IF_ERROR(session->Push(header, frame.parts));
       std::lock_guard<std::mutex> lock(mutex_);
       acknowledge_ = true;
       acknowledged_ = header.tag;
       return absl::OkStatus();
     }
     case FrameType::kPull:
-      StartPull(header);
+      StartPull(session.get(), header);
       return absl::OkStatus();
     case FrameType::kState:
-      return AnswerState(header);
+      return AnswerState(session.get(), header);
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           "a frame of type ", static_cast<int>(header.type), " from the side that asks"));
@@ -104,34 +159,40 @@ absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
   }
   std::weak_ptr<BulkStream> weak = weak_from_this();
   ZS_ASSIGN_OR_RETURN(
-      session_, (*open_)(hello, [weak](const absl::Status& status) {
+      auto session, (*open_)(hello, [weak](const absl::Status& status) {
         if (auto stream = weak.lock(); stream != nullptr) {
           stream->End(status.ok() ? absl::AbortedError("the store ended the stream") : status);
         }
       }));
   std::lock_guard<std::mutex> lock(mutex_);
+  session_ = std::move(session);
   welcome_ = true;
   return absl::OkStatus();
 }
 
-void BulkStream::StartPull(const Header& header) {
+std::shared_ptr<BulkSession> BulkStream::session() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return session_;
+}
+
+void BulkStream::StartPull(BulkSession* session, const Header& header) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ++pulls_;
   }
-  session_->Pull(header, [weak = weak_from_this(), header](absl::StatusOr<PinnedParameters> data) {
+  session->Pull(header, [weak = weak_from_this(), header](absl::StatusOr<PinnedParameters> data) {
     if (auto stream = weak.lock(); stream != nullptr) stream->OnPulled(header, std::move(data));
   });
 }
 
-absl::Status BulkStream::AnswerState(const Header& header) {
+absl::Status BulkStream::AnswerState(BulkSession* session, const Header& header) {
   if (header.count == 0 || header.count > bulk::kMaxPayload / sizeof(float)) {
     return absl::InvalidArgumentError(absl::StrCat("state of ", header.count,
                                                    " elements was asked for; from 1 to ",
                                                    bulk::kMaxPayload / sizeof(float), " can be"));
   }
   auto values = std::make_shared<std::vector<float>>(header.count);
-  ZS_RETURN_IF_ERROR(session_->State(header, absl::MakeSpan(*values)));
+  ZS_RETURN_IF_ERROR(session->State(header, absl::MakeSpan(*values)));
   Answer answer;
   answer.header = header;
   answer.header.type = FrameType::kData;
@@ -205,7 +266,7 @@ void BulkStream::WriteNext() {
         answer->data.bytes.subspan(answer->sent, std::min(left, bulk::kMaxPayload));
     header.count = static_cast<uint32_t>(payload.size() / SizeOf(header.dtype));
     header.payload_crc = Crc32c(payload.data(), payload.size());
-    outgoing_ = bulk::MakeFrame(header, payload, answer->data.pin);
+    outgoing_ = bulk::MakeFrame(header, payload, PinTally::Count(pins_, answer->data.pin));
     answer->header.begin += header.count;
     answer->sent += payload.size();
     if (more || answer->sent < answer->data.bytes.size()) options.set_buffer_hint();
@@ -271,14 +332,17 @@ void BulkStream::OnCancel() {
 
 void BulkStream::OnDone() {
   hello_alarm_.Cancel();
-  session_.reset();
+  std::shared_ptr<BulkSession> session;  // closed without the lock
   std::deque<Answer> answers;
   std::shared_ptr<BulkStream> self;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    session = std::move(session_);
     answers.swap(answers_);
     self = std::move(self_);
   }
+  session.reset();
+  answers.clear();
 }
 
 }  // namespace zeroshard::store

@@ -1,20 +1,39 @@
 // The store's side of one Bulk stream, on gRPC's callback interface.
 //
 // Bounded whatever the peer does: one message is read at a time, and none while kMostPulls pulls
-// are unanswered or unsent; one message is written at a time, made when its turn comes; answers
-// that wait for their turn are pins, not copies; acknowledgements that wait melt into one.
+// are unanswered or unsent, or while a push is too early to be staged; one message is written at a
+// time, made when its turn comes; answers that wait for their turn are pins, not copies;
+// acknowledgements that wait melt into one.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "absl/time/time.h"
 #include "common/bulk/transport/frame_buffer.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/support/server_callback.h"
 #include "shard_store/service/bulk_session.h"
 
 namespace zeroshard::store {
+
+// Pins that gRPC holds, over all streams. Thread-safe.
+class PinTally {
+ public:
+  // What `pin` holds, counted until gRPC lets go of it.
+  static std::shared_ptr<const void> Count(std::shared_ptr<PinTally> tally,
+                                           std::shared_ptr<const void> pin);
+  // False: after `timeout` there are some still.
+  bool AwaitNone(absl::Duration timeout);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
 
 // Lives until gRPC is done with it and nothing calls it any more.
 class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
@@ -24,7 +43,7 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   static constexpr int kHelloSeconds = 10;
 
   // For a call that has just arrived. `open` outlives the stream.
-  static BulkStream* Start(const OpenSession* open);
+  static BulkStream* Start(const OpenSession* open, std::shared_ptr<PinTally> pins);
 
  private:
   // Parameters or state on their way out.
@@ -36,13 +55,19 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     size_t sent = 0;  // bytes
   };
 
-  explicit BulkStream(const OpenSession* open) : open_(open) {}
+  BulkStream(const OpenSession* open, std::shared_ptr<PinTally> pins)
+      : open_(open), pins_(std::move(pins)) {}
 
   // --- on the thread that reads; without the lock ---
+  // UNAVAILABLE: a push that is too early; it is kept, and taken again later.
   absl::Status Take(const bulk::ReceivedFrame& frame);
+  // What was read is dealt with, so: reads on, or ends the stream.
+  void Taken(absl::Status status);
+  void WaitForPush(std::shared_ptr<const bulk::ReceivedFrame> frame);
+  std::shared_ptr<BulkSession> session();
   absl::Status SayHello(const bulk::ReceivedFrame& frame);
-  void StartPull(const bulk::Header& header);
-  absl::Status AnswerState(const bulk::Header& header);
+  void StartPull(BulkSession* session, const bulk::Header& header);
+  absl::Status AnswerState(BulkSession* session, const bulk::Header& header);
 
   // From any thread, without the lock.
   void OnPulled(const bulk::Header& header, absl::StatusOr<PinnedParameters> data);
@@ -59,15 +84,16 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void OnDone() override;
 
   const OpenSession* const open_;
+  const std::shared_ptr<PinTally> pins_;
   grpc::Alarm hello_alarm_;
-  std::unique_ptr<BulkSession> session_;  // the reading thread's
   uint64_t generation_ = 0;
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
 
   std::mutex mutex_;
-  bool reading_ = false;  // a read is open, or what it brought is being taken
-  bool writing_ = false;  // a write is open, or being made
+  std::shared_ptr<BulkSession> session_;  // from the hello to the end of the call
+  bool reading_ = false;                  // a read is open, or what it brought is being taken
+  bool writing_ = false;                  // a write is open, or being made
   bool read_ended_ = false;
   bool welcome_ = false;  // to be sent
   bool acknowledge_ = false;

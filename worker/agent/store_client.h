@@ -56,7 +56,7 @@ class StoreClient : public StateStore {
 
   v1::StateVersion base() const override;
   Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
-             const Event& after) override;
+             const Event& after = {}) override;
   Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) override;
   // Waits for as long as the coordinator does, which names the stores it waits for, and while the
   // coordinator is away.

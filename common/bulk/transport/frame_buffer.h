@@ -26,7 +26,12 @@ grpc::ByteBuffer MakeFrame(Header header, const std::string& payload);
 // A kError frame.
 grpc::ByteBuffer MakeErrorFrame(const absl::Status& status);
 
+// Movable alone: `parts` may point into `slices`.
 struct ReceivedFrame {
+  ReceivedFrame() = default;
+  ReceivedFrame(ReceivedFrame&&) = default;
+  ReceivedFrame& operator=(ReceivedFrame&&) = default;
+
   Header header;
   std::vector<grpc::Slice> slices;                        // own the bytes
   absl::InlinedVector<absl::Span<const char>, 32> parts;  // the payload, in order

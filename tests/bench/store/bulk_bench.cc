@@ -49,10 +49,19 @@ constexpr int64_t kElements = kChunks * kChunkElements;
 struct Options {
   int megabytes = 2048;
   int rounds = 5;
+  bool iperf = true;
 };
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Processor seconds that a process has used.
+double CpuSeconds(pid_t pid) {
+  clockid_t clock;
+  timespec time{};
+  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 // --- the store's process ---------------------------------------------------------------------
@@ -70,6 +79,9 @@ class Session : public store::BulkSession {
                     absl::Span<const absl::Span<const char>> parts) override {
     bulk::CopyTo(parts, memory_->staging.data() + Offset(header));
     return absl::OkStatus();
+  }
+  void WaitForPush(const bulk::Header&, std::function<void(const absl::Status&)> ready) override {
+    ready(absl::OkStatus());
   }
   void Pull(const bulk::Header& header, PullHandler handler) override {
     handler(store::PinnedParameters{
@@ -128,7 +140,16 @@ class Session : public store::BulkSession {
 
 class Rates {
  public:
-  void Add(double bytes, double seconds) { rates_.push_back(bytes / seconds); }
+  void Add(double bytes, double seconds, double cpu_seconds = 0) {
+    rates_.push_back(bytes / seconds);
+    costs_.push_back(cpu_seconds / bytes);
+  }
+  // Processor seconds a GB, both processes together.
+  double Cost() const {
+    std::vector<double> sorted = costs_;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2] * 1e9;
+  }
   double Median() const {
     std::vector<double> sorted = rates_;
     std::sort(sorted.begin(), sorted.end());
@@ -143,7 +164,7 @@ class Rates {
   }
 
  private:
-  std::vector<double> rates_;
+  std::vector<double> rates_, costs_;
 };
 
 absl::StatusOr<double> TcpSeconds(const sockaddr_in& address, const std::vector<char>& data,
@@ -205,23 +226,30 @@ absl::StatusOr<std::unique_ptr<StoreClient>> Connect(int port) {
   return StoreClient::Open(std::move(options));
 }
 
-absl::Status Run(const Options& options, int port, const sockaddr_in& tcp) {
+absl::Status Run(const Options& options, int port, const sockaddr_in& tcp, pid_t server,
+                 pid_t sink) {
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(port));
   std::vector<char> gradients(kElements * 2, 3), parameters(kElements * 2, 4);
   const int times = std::max(1, options.megabytes / static_cast<int>(kElements * 2 >> 20));
   const auto bytes = static_cast<double>(times) * kElements * 2;
   Rates tcp_rate, push_rate, pull_rate, crc_rate, iperf_rate;
   uint64_t step = 0;
+  const auto used = [&](pid_t other) { return CpuSeconds(getpid()) + CpuSeconds(other); };
   for (int round = 0; round <= options.rounds; ++round) {
+    double before = used(sink);
     ZS_ASSIGN_OR_RETURN(const double tcp_seconds,
                         TcpSeconds(tcp, gradients, static_cast<int64_t>(bytes)));
+    const double tcp_cpu = used(sink) - before;
     std::vector<Event> events;
+    before = used(server);
     double begun = Now();
     for (int i = 0; i < times; ++i) {
       events.push_back(client->Push(++step, 0, 0, kElements, gradients.data(), Event()));
     }
     for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
     const double push_seconds = Now() - begun;
+    const double push_cpu = used(server) - before;
+    before = used(server);
     events.clear();
     begun = Now();
     for (int i = 0; i < times; ++i) {
@@ -229,6 +257,7 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp) {
     }
     for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
     const double pull_seconds = Now() - begun;
+    const double pull_cpu = used(server) - before;
     if (parameters.front() != 2 || parameters.back() != 2) {
       return absl::DataLossError("what was pulled is not what the store has");
     }
@@ -238,11 +267,11 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp) {
       crc ^= Crc32c(gradients.data() + at, kBlock);
     }
     const double crc_seconds = (Now() - begun) + (crc == 1 ? 1e-12 : 0);
-    const double iperf = Iperf();
+    const double iperf = options.iperf ? Iperf() : 0;
     if (round == 0) continue;  // touches memory, opens windows
-    tcp_rate.Add(bytes, tcp_seconds);
-    push_rate.Add(bytes, push_seconds);
-    pull_rate.Add(bytes, pull_seconds);
+    tcp_rate.Add(bytes, tcp_seconds, tcp_cpu);
+    push_rate.Add(bytes, push_seconds, push_cpu);
+    pull_rate.Add(bytes, pull_seconds, pull_cpu);
     crc_rate.Add(kElements * 2, crc_seconds);
     if (iperf > 0)
       iperf_rate.Add(iperf, 1);
@@ -253,13 +282,13 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp) {
   const bool iperf = iperf_rate.Median() > 1;
   std::printf("%.0f MB a turn, medians of %d rounds (least to most)\n", bytes / 1e6,
               options.rounds);
-  std::printf("tcp     %s\n", tcp_rate.Text().c_str());
+  std::printf("tcp     %s  %.2f core seconds a GB\n", tcp_rate.Text().c_str(), tcp_rate.Cost());
   if (iperf) std::printf("iperf3  %s  one stream, -l 1M\n", iperf_rate.Text().c_str());
   for (const auto& [name, rate] :
        {std::pair<const char*, const Rates&>{"push", push_rate}, {"pull", pull_rate}}) {
     std::printf("%s    %s  %.0f %% of tcp", name, rate.Text().c_str(), percent(rate));
     if (iperf) std::printf(", %.0f %% of iperf3", 100 * rate.Median() / iperf_rate.Median());
-    std::printf("\n");
+    std::printf(", %.2f core seconds a GB\n", rate.Cost());
   }
   std::printf("crc     %s  of each side's time when pushing: %.0f %%\n", crc_rate.Text().c_str(),
               100 * push_rate.Median() / crc_rate.Median());
@@ -267,6 +296,7 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp) {
 }
 
 int Main(const Options& options) {
+  bulk::KeepReceiveMemory();
   // Before gRPC has threads.
   int port_pipe[2], end_pipe[2];
   if (pipe(port_pipe) != 0 || pipe(end_pipe) != 0) return 1;
@@ -299,7 +329,7 @@ int Main(const Options& options) {
     std::fprintf(stderr, "bulk_bench: the store's side did not start\n");
     return 1;
   }
-  const absl::Status status = Run(options, port, address);
+  const absl::Status status = Run(options, port, address, server, sink);
   close(end_pipe[1]);
   kill(sink, SIGKILL);
   waitpid(sink, nullptr, 0);
@@ -317,6 +347,7 @@ int main(int argc, char** argv) {
   CLI::App app("Gradients and parameters over gRPC against one TCP stream, on loopback");
   app.add_option("--mb", options.megabytes, "MiB in each turn")->check(CLI::Range(256, 1 << 20));
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
+  app.add_flag("!--no-iperf", options.iperf, "Without iperf3");
   CLI11_PARSE(app, argc, argv);
   return zeroshard::Main(options);
 }
