@@ -111,7 +111,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
   JobStateOptions options;
   options.spec = job.spec();
   options.chunks = chunks;
-  options.digests = job.map().replicas() > 1;
+  options.digests = job.map().replicas() > 1 || job.spec().store().replicas() > 1;
   options.budget = &context_->budget;
   options.pool = &context_->pool;
   const auto install = [&](const std::shared_ptr<HeldState>& state) -> absl::Status {

@@ -114,7 +114,7 @@ inline std::vector<char> GradientOf(const ModelTable& model, size_t unit, uint64
 // The state of a whole model as flat vectors of units: what the store's must equal bit for bit.
 class Reference {
  public:
-  Reference(const ModelTable& model, const JobShape& shape) : model_(model), shape_(shape) {
+  Reference(const ModelTable& model, const JobShape& shape) : model_(&model), shape_(shape) {
     const FreshWeights fresh(shape.seed);
     for (const UnitTable& unit : model.units) {
       const auto length = static_cast<size_t>(unit.length);
@@ -130,9 +130,9 @@ class Reference {
 
   void Step(const v1::StepDecision& decision) {
     if (decision.skip()) return;
-    for (size_t u = 0; u < model_.units.size(); ++u) {
-      const std::vector<char> gradient = GradientOf(model_, u, decision.step(), shape_.bf16);
-      for (const ParameterInfo& tensor : model_.units[u].parameters)
+    for (size_t u = 0; u < model_->units.size(); ++u) {
+      const std::vector<char> gradient = GradientOf(*model_, u, decision.step(), shape_.bf16);
+      for (const ParameterInfo& tensor : model_->units[u].parameters)
         if (tensor.trainable) StepTensor(decision, u, tensor, gradient);
     }
   }
@@ -195,8 +195,8 @@ class Reference {
     }
   }
 
-  const ModelTable& model_;
-  const JobShape shape_;
+  const ModelTable* model_;
+  JobShape shape_;
   std::vector<std::vector<float>> state_[kStateKinds];  // by kind and unit
 };
 
