@@ -181,12 +181,13 @@ absl::Status ChunkFile::Write(const BlockId& id, uint64_t version, IoBuffer buff
   }
   options_.io->Write(file_, offset, padded + kLabelBytes, std::move(buffer),
                      [self = shared_from_this(), record, call = std::move(done)](
-                         absl::Status status, IoBuffer written) {
+                         absl::Status status, IoBuffer written) mutable {
                        {
                          std::lock_guard<std::mutex> lock(self->mutex_);
                          record->writing = false;
                          record->valid = status.ok() && !record->dropped;
                        }
+                       self.reset();  // who is called may count on the file to go with its owner
                        if (call) call(std::move(status), std::move(written));
                      });
   return absl::OkStatus();
@@ -206,11 +207,7 @@ absl::Status ChunkFile::Read(const BlockId& id, uint64_t version, IoBuffer buffe
     ZS_ASSIGN_OR_RETURN(const Found found, FindToRead(id, version));
     offset = found.offset;
   }
-  options_.io->Read(
-      file_, offset, bytes, std::move(buffer),
-      [self = shared_from_this(), call = std::move(done)](absl::Status status, IoBuffer read) {
-        if (call) call(std::move(status), std::move(read));
-      });
+  options_.io->Read(file_, offset, bytes, std::move(buffer), std::move(done));
   return absl::OkStatus();
 }
 

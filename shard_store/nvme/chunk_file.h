@@ -55,7 +55,8 @@ class ChunkFile : public std::enable_shared_from_this<ChunkFile> {
   // Takes all of the file's space at once. RESOURCE_EXHAUSTED: the disk has less free, with the
   // path, the bytes wanted and those free; errors of the file system, with the path.
   static absl::StatusOr<std::shared_ptr<ChunkFile>> Create(const ChunkFileOptions& options);
-  // Removes the file. What was started keeps this alive until it has ended.
+  // Removes the file. Writes that were started keep this alive until they have ended, just before
+  // they call back.
   ~ChunkFile();
 
   const ChunkLayout& layout() const { return layout_; }

@@ -36,8 +36,8 @@ class Update : public std::enable_shared_from_this<Update> {
               IoBuffer buffer);
   void Compute(const std::shared_ptr<Row>& row);
   absl::Status ComputeChecked(Row* row);
-  void OnWritten(const std::shared_ptr<Row>& row, Section section, const absl::Status& status,
-                 IoBuffer buffer);
+  // One of what a row waits for.
+  void OnWritten(const std::shared_ptr<Row>& row, const absl::Status& status, IoBuffer buffer);
   void EndRow(const std::shared_ptr<Row>& row);
   void Fail(const absl::Status& status);
   void EndIfIdle();
@@ -46,7 +46,7 @@ class Update : public std::enable_shared_from_this<Update> {
     return options_.file->layout().Find(chunk)->element_bytes[section] != 0;
   }
 
-  const UpdateOptions options_;
+  UpdateOptions options_;  // unchanged until the end
   std::mutex mutex_;
   bool pumping_ = false, pump_again_ = false;
   size_t next_chunk_ = 0;
@@ -185,20 +185,22 @@ void Update::Compute(const std::shared_ptr<Row>& row) {
   row->buffers[kStaging].Reset();
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    row->pending = 1;  // this thread's: the update does not end while it is in here
     for (const Section section : kWritten) row->pending += Keeps(row->chunk, section) ? 1 : 0;
   }
   for (const Section section : kWritten) {
     if (!Keeps(row->chunk, section)) continue;
     const absl::Status status = options_.file->Write(
         Id(*row, section), options_.to_version, std::move(row->buffers[section]),
-        [update = shared_from_this(), row, section](absl::Status written, IoBuffer buffer) {
-          update->OnWritten(row, section, written, std::move(buffer));
+        [update = shared_from_this(), row](absl::Status written, IoBuffer buffer) {
+          update->OnWritten(row, written, std::move(buffer));
         });
-    if (!status.ok()) OnWritten(row, section, status, IoBuffer());
+    if (!status.ok()) OnWritten(row, status, IoBuffer());
   }
+  OnWritten(row, absl::OkStatus(), IoBuffer());
 }
 
-void Update::OnWritten(const std::shared_ptr<Row>& row, Section section, const absl::Status& status,
+void Update::OnWritten(const std::shared_ptr<Row>& row, const absl::Status& status,
                        IoBuffer buffer) {
   if (!status.ok()) Fail(status);
   buffer.Reset();
@@ -248,7 +250,13 @@ void Update::EndIfIdle() {
     ended_ = true;
     result = error_;
   }
-  options_.execute([update = shared_from_this(), result] { update->options_.done(result); });
+  options_.execute([update = shared_from_this(), result] {
+    const auto done = std::move(update->options_.done);
+    // Nobody else looks at them any more: who is told finds file and pool its own.
+    update->options_.file.reset();
+    update->options_.pool.reset();
+    done(result);
+  });
 }
 
 }  // namespace

@@ -41,8 +41,9 @@ struct UpdateOptions {
   std::function<void(std::function<void()>)> execute;
   // Each chunk whose new version is written and may be read. Through `execute`; optional.
   std::function<void(uint32_t chunk)> on_chunk;
-  // Once, through `execute`, after everything else: OK, or the first error. Then nothing is on its
-  // way any more; the file's chunks are of mixed versions, fit for nothing, after an error.
+  // Once, through `execute`, after everything else: OK, or the first error. Nothing is on its way
+  // any more then, and nothing holds `file` or `pool`; the file's chunks are of mixed versions, fit
+  // for nothing, after an error.
   std::function<void(const absl::Status&)> done;
 };
 

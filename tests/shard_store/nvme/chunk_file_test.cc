@@ -116,6 +116,10 @@ class ChunkFileTest : public OverEngines {
     options_.io = io_.get();
     options_.hook = &faults_;
   }
+  void TearDown() override {
+    file_.reset();
+    io_.reset();
+  }
   void Make() {
     auto file = ChunkFile::Create(options_);
     ASSERT_TRUE(file.ok()) << file.status();

@@ -197,9 +197,8 @@ class UpdateTest : public OverEngines {
       result = status;
       ended(absl::OkStatus(), IoBuffer());
     };
-    if (const absl::Status started = StartUpdate(options); !started.ok()) {
-      options.done(started);
-    }
+    const auto done = options.done;
+    if (const absl::Status started = StartUpdate(std::move(options)); !started.ok()) done(started);
     (void)group.Wait();
     return result;
   }
@@ -244,6 +243,15 @@ TEST_P(UpdateTest, StepsHaveTheBitsOfTheWholeVectorInMemory) {
     }
     ExpectAsInMemory(3);
   }
+}
+
+TEST_P(UpdateTest, AfterDoneTheFileIsItsOwnersAlone) {
+  Stage(1);
+  UpdateOptions options = Options(1, Pool(10));
+  const std::string path = file_->path();
+  ASSERT_TRUE(Run(std::move(options)).ok());
+  file_.reset();
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 TEST_P(UpdateTest, AChunkIsReadableWhenItIsToldOf) {
