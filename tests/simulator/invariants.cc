@@ -78,6 +78,7 @@ void Invariants::On(const StoreMapRecord& record) {
     }
     if (run.mapped) {
       ++rollbacks_;
+      CheckLost(run);
       if (base.step() > run.committed) {
         Violate("I7", absl::StrCat(record.run_id, ": goes back to step ", base.step(), " from ",
                                    run.committed));
@@ -89,6 +90,35 @@ void Invariants::On(const StoreMapRecord& record) {
   run.epoch = base.epoch();
   run.map_version = record.map_version;
   run.map = record;
+}
+
+// A step is given up only where some chunk was on lost stores alone.
+void Invariants::CheckLost(const Run& run) {
+  const v1::StoreMap& map = run.map.job.map();
+  const auto& fences = cluster_->coordinator().core().members().fences();
+  const auto holds = [&](uint32_t index, uint32_t chunk) {
+    if (index == store::kNoStore) return false;
+    const std::string& incarnation = map.stores(static_cast<int>(index)).incarnation();
+    const std::shared_ptr<SimStore> store = cluster_->StoreOf(incarnation);
+    if (store == nullptr || !store->alive() || fences.contains(incarnation)) return false;
+    const SimStore::Job* job = store->Find(run.map.run_id);
+    if (job == nullptr) return false;
+    const v1::StoreReport& report = job->control.report();
+    return report.version().epoch() == run.epoch && report.map_version() == run.map_version &&
+           (report.phase() == v1::STORE_PHASE_READY ||
+            report.phase() == v1::STORE_PHASE_APPLYING) &&
+           job->state.contains(chunk);
+  };
+  const auto chunks = static_cast<uint32_t>(map.placement_size()) / map.replicas();
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    bool held = false;
+    for (uint32_t i = 0; i < map.replicas(); ++i) {
+      held |= holds(map.placement(static_cast<int>(chunk * map.replicas() + i)), chunk);
+    }
+    if (!held) return;
+  }
+  Violate("I7", absl::StrCat(run.map.run_id, ": goes back from step ", run.committed,
+                             " though every chunk is on a live store"));
 }
 
 void Invariants::On(const StepDecisionRecord& record) {
@@ -210,6 +240,10 @@ void Invariants::Check() {
       const Counters now{report.term(), report.generation(), report.version().epoch(),
                          report.map_version(), report.version().step()};
       if (report.dropped()) continue;
+      // Nothing here damages what a store holds: only another store may not answer.
+      if (report.phase() == v1::STORE_PHASE_FAILED && report.error_code() != "UNAVAILABLE") {
+        return Violate("I3", absl::StrCat(name, ", ", run_id, " fails: ", report.problem()));
+      }
       if (now.term < seen.term || now.generation < seen.generation || now.epoch < seen.epoch ||
           (now.epoch == seen.epoch &&
            (now.map_version < seen.map_version || now.step < seen.step))) {

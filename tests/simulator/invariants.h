@@ -62,6 +62,7 @@ class Invariants {
   void On(const coordinator::JobRecord& record);
   void On(const coordinator::StoreMapRecord& record);
   void On(const coordinator::StepDecisionRecord& record);
+  void CheckLost(const Run& run);
   void CheckFullyStaged(const Run& run, const v1::StepDecision& decision);
   void Violate(const std::string& invariant, const std::string& what);
 

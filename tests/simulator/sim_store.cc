@@ -105,6 +105,7 @@ void SimStore::Load(Job& job, const std::vector<uint32_t>& keep) {
   ++job.work;
   ++job.snapshot;
   ++job.loads;
+  job.unapplied.clear();
   std::map<uint32_t, uint64_t> state;
   std::vector<uint32_t> left;
   for (const auto& [number, chunk] : job.control.chunks()) {
@@ -220,6 +221,7 @@ void SimStore::Apply(Job& job, const v1::StepDecision& decision) {
     }
   }
   job.staging.clear();
+  job.unapplied.insert(left.begin(), left.end());
   ApplyNext(job, decision, std::move(gradients), std::move(left));
 }
 
@@ -237,6 +239,7 @@ void SimStore::ApplyNext(Job& job, const v1::StepDecision& decision,
          const auto found = gradients.find(chunk);
          job.state[chunk] = Reference::Applied(job.state[chunk], decision,
                                                found == gradients.end() ? 0 : found->second);
+         job.unapplied.erase(chunk);
          job.control.OnChunkApplied(chunk, static_cast<uint32_t>(job.state[chunk]));
          std::vector<uint32_t> rest = left;
          rest.pop_back();
@@ -260,6 +263,11 @@ absl::Status SimStore::Push(const std::string& run_id, uint64_t generation, uint
   const uint64_t wanted =
       report.version().step() + (report.phase() == v1::STORE_PHASE_APPLYING ? 2 : 1);
   if (step == wanted) {
+    if (job.unapplied.contains(chunk)) {
+      Violate("I3", job,
+              absl::StrCat("chunk ", chunk, " is staged for step ", step,
+                           " while the step before is read from there"));
+    }
     // Of a generation that ended while a step was applied.
     std::erase_if(job.staging[chunk],
                   [&](const auto& staged) { return staged.second.generation < generation; });

@@ -29,8 +29,9 @@ class SimStore : public Process {
       uint64_t gradient = 0;
     };
     std::map<uint32_t, std::map<uint32_t, Staged>> staging;  // by chunk, begin
-    uint64_t work = 0;      // grows when what is under way is ended
-    uint64_t snapshot = 0;  // likewise
+    std::set<uint32_t> unapplied;  // chunks whose staging is still being read
+    uint64_t work = 0;             // grows when what is under way is ended
+    uint64_t snapshot = 0;         // likewise
     uint64_t loads = 0;
     struct Pull {
       uint64_t generation, epoch, step;
