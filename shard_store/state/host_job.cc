@@ -372,13 +372,13 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
   const bulk::Header& header = waiting->header;
   const absl::Status frame = CheckFrame(*waiting->stream, header);
   if (waiting->push) {
-    // Only what Push itself would wait for: other errors are its to give.
-    const bool early =
-        frame.ok() && control_.CheckStream(header.generation).ok() &&
-        absl::IsUnavailable(control_.CheckPush(header.generation, header.epoch, header.step,
-                                               header.chunk, header.begin, header.count));
+    // Only what comes by itself is waited for; other errors are Push's to give.
+    const absl::Status open = frame.ok() ? control_.CheckStream(header.generation) : frame;
+    const bool early = open.ok() && absl::IsUnavailable(control_.CheckPush(
+                                        header.generation, header.epoch, header.step, header.chunk,
+                                        header.begin, header.count));
     if (early) return false;
-    calls->push_back([push = std::move(waiting->push), frame] { push(frame); });
+    calls->push_back([push = std::move(waiting->push), open] { push(open); });
     return true;
   }
   absl::StatusOr<PinnedParameters> answer(absl::InternalError("a pull without an answer"));

@@ -78,7 +78,8 @@ class StoreHost {
                     absl::Span<const absl::Span<const char>> parts);
   // After Push said UNAVAILABLE: calls `ready` once, from any thread or at once, when that frame
   // can be given to Push again (which then says whatever is so), with OK; with an error when the
-  // stream was ended or closed. Until then the peer is best not read on.
+  // stream was ended or closed, or the state here is of no use any more (UNAVAILABLE). Until then
+  // the peer is best not read on.
   using PushHandler = std::function<void(const absl::Status&)>;
   void WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
                    PushHandler ready);

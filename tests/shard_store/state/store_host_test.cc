@@ -504,6 +504,24 @@ TEST_F(StoreHostTest, APushThatIsEarlyBecauseThisReplicaIsSlowIsTakenOnceItsChun
   EXPECT_THAT(failed.problem(), HasSubstr(report.snapshot().file()));
 }
 
+TEST_F(StoreHostTest, WhatWaitsWhereTheStateIsOfNoUseIsToldSo) {
+  TestStore store;
+  TestJob job("run-1");
+  job.Tell(&store);
+  job.WaitForStep(&store, 0);
+  const auto stream = job.Open(&store);
+  auto waits = job.Pull(&store, stream, 1, 0);
+  job.Decide(1);  // with nothing staged
+  job.Tell(&store);
+  job.WaitForFailure(&store);
+  EXPECT_TRUE(absl::IsUnavailable(waits.get().status()));
+  EXPECT_TRUE(absl::IsUnavailable(job.Push(&store, stream.get(), 1, 0)));
+  absl::Status told;
+  store.host->WaitForPush(stream, job.Frame(1, 0),
+                          [&](const absl::Status& status) { told = status; });
+  EXPECT_TRUE(absl::IsUnavailable(told)) << told;
+}
+
 TEST_F(StoreHostTest, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWritten) {
   TestStore store;
   TestJob job("run-1");
