@@ -3,20 +3,72 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "prometheus/text_serializer.h"
+#include <cstdlib>
+#include <fstream>
 
-namespace zeroshard {
+#include "absl/strings/str_cat.h"
+#include "prometheus/text_serializer.h"
+#include "tests/common/temp_folder.h"
+
+namespace zeroshard::store {
 namespace {
 
-TEST(StoreMetricsTest, MemoryIsThereByKindAtZero) {
-  prometheus::Registry registry;
-  AddStoreMetrics(&registry);
-  const std::string text = prometheus::TextSerializer().Serialize(registry.Collect());
+using ::testing::HasSubstr;
+
+std::string Text(const StoreMetrics& metrics) {
+  return prometheus::TextSerializer().Serialize(metrics.Collect());
+}
+
+TEST(StoreMetricsTest, EverySeriesIsThereFromTheStart) {
+  const std::string text = Text(StoreMetrics([] { return StoreReadings(); }));
   for (const char* kind : {"master", "exp_avg", "exp_avg_sq", "parameters", "staging"}) {
-    EXPECT_THAT(text, testing::HasSubstr(std::string("zeroshard_store_memory_bytes{kind=\"") +
-                                         kind + "\"} 0\n"));
+    EXPECT_THAT(text,
+                HasSubstr(absl::StrCat("zeroshard_store_memory_bytes{kind=\"", kind, "\"} 0\n")));
   }
+  for (const char* direction : {"push", "pull"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("zeroshard_store_traffic_bytes_total{direction=\"",
+                                             direction, "\"} 0\n")));
+  }
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_jobs 0\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_limit_bytes 0\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 0\n"));
+}
+
+TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
+  StoreReadings now;
+  now.usage.set_master_bytes(4);
+  now.usage.set_exp_avg_bytes(5);
+  now.usage.set_exp_avg_sq_bytes(6);
+  now.usage.set_parameter_bytes(7);
+  now.usage.set_staging_bytes(8);
+  now.pushed = 100;
+  now.pulled = 200;
+  now.memory_limit = 1000;
+  now.jobs = 2;
+  now.update_seconds = {0.5, 0.25};
+  const StoreMetrics metrics([&] { return now; });
+  EXPECT_THAT(Text(metrics), HasSubstr("zeroshard_store_update_seconds_sum 0.75\n"));
+  now.update_seconds = {0.25};
+  const std::string text = Text(metrics);
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_sum 1\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 3\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"exp_avg_sq\"} 6\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"staging\"} 8\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"push\"} 100\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"pull\"} 200\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_limit_bytes 1000\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_jobs 2\n"));
+}
+
+TEST(StoreMetricsTest, PromtoolFindsNothingToSay) {
+  if (std::system("promtool --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no promtool here";
+  const TempFolder folder;
+  const std::string path = folder / "metrics.txt";
+  std::ofstream(path) << Text(StoreMetrics([] { return StoreReadings(); }));
+  EXPECT_EQ(std::system(
+                absl::StrCat("promtool check metrics < ", path, " > ", path, ".lint 2>&1").c_str()),
+            0);
 }
 
 }  // namespace
-}  // namespace zeroshard
+}  // namespace zeroshard::store

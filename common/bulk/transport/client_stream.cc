@@ -26,6 +26,30 @@ uint32_t ChecksumOf(const Outgoing& frame) {
   return crc;
 }
 
+// gRPC's callback threads end, and are joined, when no channel of the process has made a call on
+// them that still exists; but a stream's channel goes on one of them, which cannot join itself
+// (seen in gRPC 1.51: an aborted process). So one channel, never connected, is always there.
+class Keeper final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  static void Make() {
+    static Keeper* const keeper = new Keeper;
+    (void)keeper;
+  }
+
+ private:
+  Keeper()
+      : channel_(grpc::CreateChannel("unix:/dev/null/none", grpc::InsecureChannelCredentials())) {
+    grpc::GenericStub stub(channel_);
+    stub.PrepareBidiStreamingCall(&context_, kMethod, grpc::StubOptions(), this);
+    context_.TryCancel();
+    StartCall();
+  }
+  void OnDone(const grpc::Status&) override {}
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::ClientContext context_;
+};
+
 }  // namespace
 
 std::shared_ptr<grpc::Channel> MakeBulkChannel(const std::string& address) {
@@ -38,16 +62,12 @@ std::shared_ptr<grpc::Channel> MakeBulkChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   for (const auto& [key, value] : BulkArguments()) args.SetInt(key, value);
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // gRPC's callback threads end, and are joined, when a process has no channel any more, and a
-  // stream's channel goes on one of them. This one is never connected and always there.
-  static const auto* const keeper = new std::shared_ptr<grpc::Channel>(
-      grpc::CreateCustomChannel("127.0.0.1:9", grpc::InsecureChannelCredentials(), args));
-  (void)keeper;
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
 }
 
 std::shared_ptr<ClientStream> ClientStream::Open(const std::string& address,
                                                  const v1::BulkHello& hello, Handler handler) {
+  Keeper::Make();
   std::shared_ptr<ClientStream> stream(new ClientStream(std::move(handler)));
   stream->self_ = stream;
   stream->channel_ = MakeBulkChannel(address);

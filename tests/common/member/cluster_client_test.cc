@@ -152,5 +152,43 @@ TEST(ClusterClientTest, CancellationEndsTheWaitForACoordinatorThatIsAway) {
   EXPECT_EQ(status, absl::CancelledError("told to stop"));
 }
 
+TEST(ClusterClientTest, ACommitWaitsForACoordinatorThatComesBack) {
+  FakeCluster cluster;
+  cluster.Stop();
+  cluster.With([](auto& state) {
+    state.commit = [](const v1::CommitStepRequest& request) {
+      v1::StepDecision decision;
+      decision.set_step(request.record().step());
+      return decision;
+    };
+  });
+  ClusterClient client(cluster.address());
+  v1::CommitStepRequest request;
+  request.mutable_record()->set_step(4);
+  absl::StatusOr<v1::StepDecision> decision;
+  std::thread rank(
+      [&] { decision = client.CommitStep(request, absl::InfiniteDuration(), nullptr); });
+  cluster.Start();
+  rank.join();
+  ASSERT_TRUE(decision.ok()) << decision.status();
+  EXPECT_EQ(decision->step(), 4u);
+}
+
+TEST(ClusterClientTest, TheDecisionOfAnotherStepIsNotTaken) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) {
+    state.commit = [](const v1::CommitStepRequest&) {
+      v1::StepDecision decision;
+      decision.set_step(5);
+      return decision;
+    };
+  });
+  ClusterClient client(cluster.address());
+  v1::CommitStepRequest request;
+  request.mutable_record()->set_step(4);
+  const auto decision = client.CommitStep(request, absl::InfiniteDuration(), nullptr);
+  EXPECT_EQ(decision.status().code(), absl::StatusCode::kInternal);
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -61,6 +61,8 @@ class FakeCluster : public v1::Cluster::Service {
     size_t world = 1;  // ranks that make a barrier complete
     grpc::Status report_steps_status;
     grpc::Status barrier_status;
+    // The decision of a step; null: it never comes.
+    std::function<v1::StepDecision(const v1::CommitStepRequest&)> commit;
     // What was heard.
     std::vector<v1::Hello> hellos;
     std::vector<v1::Heartbeat> heartbeats;
@@ -72,6 +74,8 @@ class FakeCluster : public v1::Cluster::Service {
     std::vector<v1::CheckpointRecord> checkpoints;
     std::vector<v1::SampleRecord> samples;
     std::vector<v1::ReportEndRequest> ends;
+    std::vector<v1::CommitStepRequest> commits;
+    std::vector<v1::StoreReport> reports;
     int sessions = 0;  // open now
   };
   // Runs `change` on the state.
@@ -134,6 +138,7 @@ class FakeCluster : public v1::Cluster::Service {
         if (state_.acknowledge) stream->Write(ack);
       }
       if (message.has_log()) state_.logs.push_back(message.log());
+      if (message.has_store()) state_.reports.push_back(message.store());
       if (message.has_goodbye()) state_.goodbyes.push_back(message.goodbye().reason());
       changed_.notify_all();
     }
@@ -191,6 +196,20 @@ class FakeCluster : public v1::Cluster::Service {
     for (const auto& record : request->samples()) state_.samples.push_back(record);
     changed_.notify_all();
     return grpc::Status::OK;
+  }
+
+  grpc::Status CommitStep(grpc::ServerContext* context, const v1::CommitStepRequest* request,
+                          v1::CommitStepResponse* response) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      state_.commits.push_back(*request);
+      changed_.notify_all();
+    }
+    return Wait(context, 60000, "commit", [&] {
+      if (!state_.commit) return false;
+      *response->mutable_decision() = state_.commit(*request);
+      return true;
+    });
   }
 
   grpc::Status ReportEnd(grpc::ServerContext*, const v1::ReportEndRequest* request,

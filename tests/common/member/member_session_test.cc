@@ -26,6 +26,16 @@ class Recorder : public MemberHandler {
     stopped_.push_back(stop.run_id() + ": " + stop.reason());
     changed_.notify_all();
   }
+  void OnStore(const v1::StoreDirective& directive) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    directives_.push_back(directive.run_id());
+    changed_.notify_all();
+  }
+  void OnWelcome() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++welcomes_;
+    changed_.notify_all();
+  }
   void OnFenced(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(mutex_);
     fenced_.push_back(reason);
@@ -50,7 +60,8 @@ class Recorder : public MemberHandler {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> assigned_, stopped_, fenced_;
+  std::vector<std::string> assigned_, stopped_, fenced_, directives_;
+  int welcomes_ = 0;
   std::string run_;
   uint64_t step_ = 0;
 };
@@ -240,6 +251,93 @@ TEST(MemberSessionTest, LinesOfTheRunReachTheCoordinator) {
     EXPECT_EQ(state.logs.at(0).running().run_id(), "a-1");
     EXPECT_THAT(state.logs.at(0).lines(), testing::ElementsAre("step 1"));
   });
+}
+
+v1::StoreReport Report(const std::string& run, uint64_t progress) {
+  v1::StoreReport report;
+  report.set_run_id(run);
+  report.set_progress(progress);
+  return report;
+}
+
+TEST(MemberSessionTest, DirectivesAreHandedOnAndEachWelcomeIsTold) {
+  FakeCluster cluster;
+  Recorder recorder;
+  MemberSession session(Options(cluster), &recorder);
+  ASSERT_TRUE(cluster.Await([](const auto& state) { return !state.heartbeats.empty(); }));
+  v1::CoordinatorMessage message;
+  message.mutable_store()->set_run_id("a-1");
+  cluster.Send(message);
+  ASSERT_TRUE(recorder.Await([](Recorder& r) { return !r.directives_.empty(); }));
+  EXPECT_THAT(recorder.directives_, testing::ElementsAre("a-1"));
+  EXPECT_EQ(recorder.welcomes_, 1);
+  cluster.Stop();
+  cluster.Start();
+  EXPECT_TRUE(recorder.Await([](Recorder& r) { return r.welcomes_ == 2; }));
+}
+
+TEST(MemberSessionTest, OfReportsThatWaitOnlyTheNewestOfARunIsSent) {
+  FakeCluster cluster;
+  cluster.Stop();
+  Recorder recorder;
+  MemberSession session(Options(cluster), &recorder);
+  for (uint64_t progress = 1; progress <= 9; ++progress)
+    session.SendReport(Report("a-1", progress));
+  session.SendReport(Report("b-1", 1));
+  cluster.Start();
+  ASSERT_TRUE(cluster.Await([](const auto& state) { return state.reports.size() >= 2; }));
+  cluster.With([](auto& state) {
+    ASSERT_EQ(state.reports.size(), 2u);
+    EXPECT_EQ(state.reports[0].run_id(), "a-1");
+    EXPECT_EQ(state.reports[0].progress(), 9u);
+    EXPECT_EQ(state.reports[1].run_id(), "b-1");
+  });
+}
+
+TEST(MemberSessionTest, ReportsAreSentAtOnceAndHeartbeatsGoOn) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) {
+    state.answer = [](const v1::Hello&) {
+      auto welcome = FakeCluster::Welcome(1);
+      welcome.mutable_welcome()->set_heartbeat_interval_ms(60000);
+      return welcome;
+    };
+  });
+  Recorder recorder;
+  MemberSession session(Options(cluster), &recorder);
+  ASSERT_TRUE(session.WaitWelcome(absl::Seconds(30)).ok());
+  for (int run = 0; run < 50; ++run) {
+    v1::StoreReport report = Report("run-" + std::to_string(run), 1);
+    for (int chunk = 0; chunk < 1000; ++chunk) report.add_chunk_digests(1);
+    session.SendReport(report);
+  }
+  session.Poke();
+  ASSERT_TRUE(cluster.Await([](const auto& state) {
+    return state.reports.size() == 50 && state.heartbeats.size() >= 2;
+  }));
+}
+
+TEST(MemberSessionTest, ReportsOfAnIncarnationThatWasFencedAreNotSent) {
+  FakeCluster cluster;
+  Recorder recorder;
+  std::string first;
+  cluster.With([&](auto& state) {
+    state.answer = [&first](const v1::Hello& hello) {
+      if (first.empty()) first = hello.incarnation();
+      return hello.incarnation() == first ? FakeCluster::Refusal("lost", true)
+                                          : FakeCluster::Welcome(1);
+    };
+  });
+  recorder.Run("a-1");  // keeps the session from coming back before the report is there
+  MemberSession session(Options(cluster), &recorder);
+  ASSERT_TRUE(recorder.Await([](Recorder& r) { return !r.fenced_.empty(); }));
+  session.SendReport(Report("old", 1));
+  recorder.Run("");
+  session.Poke();
+  ASSERT_TRUE(session.WaitWelcome(absl::Seconds(30)).ok());
+  session.SendReport(Report("new", 1));
+  ASSERT_TRUE(cluster.Await([](const auto& state) { return !state.reports.empty(); }));
+  cluster.With([](auto& state) { EXPECT_EQ(state.reports[0].run_id(), "new"); });
 }
 
 TEST(MemberSessionTest, EndsPromptlyWhileNobodyAnswers) {
