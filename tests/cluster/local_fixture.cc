@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/files.h"
 
@@ -34,8 +35,9 @@ zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0, stage3_max_
 
 LocalTest::LocalTest() : program_(ZEROSHARD_CLIENT_PROGRAM) {
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  folder_ =
-      (fs::path(testing::TempDir()) / absl::StrCat("zs_", test->name(), "_", getpid())).string();
+  // Of a test with parameters the name has slashes.
+  const std::string name = absl::StrReplaceAll(test->name(), {{"/", "_"}});
+  folder_ = (fs::path(testing::TempDir()) / absl::StrCat("zs_", name, "_", getpid())).string();
   fs::create_directories(folder_);
   job_ = folder_ + "/job.yaml";
   std::ofstream(job_) << kJob;

@@ -40,6 +40,8 @@ struct Kind {
   const char* checkpoint;  // interval; null: none
 };
 
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
 // `zeroshard local` gives a daemon up that dies six times in a row, and a job five recoveries in a
 // row without a step between; what is tested here is below both.
 constexpr int kMostKills = 5;
