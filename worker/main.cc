@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "common/bulk/transport/channel_arguments.h"
 #include "worker/agent/serve.h"
 #include "worker/generate/generate_main.h"
 
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
   mallopt(M_ARENA_MAX, 2);             // resident memory is what the job needs, not per thread
   mallopt(M_MMAP_THRESHOLD, 1 << 20);  // large blocks go back to the system when freed
   if (argc > 1 && std::string(argv[1]) == "generate") return GenerateMain(argc - 1, argv + 1);
+  bulk::KeepReceiveMemory();
   ShutdownSignal signal;
   WorkerOptions options;
   CLI::App app(
