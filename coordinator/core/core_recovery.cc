@@ -177,6 +177,7 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   ++o.map.map_version;
   out->records.push_back(o.map);
   o.decided.reset();
+  if (o.unwritten && o.unwritten->step() <= target) WriteHistory(run, out);
   o.unwritten.reset();
   o.written = std::min(o.written, target);
   for (StoreSlot& slot : o.slots) {

@@ -243,6 +243,7 @@ void Core::RestoreOffload(Run& run, LoadedJob& loaded) {
           o.map.job.map().replicas() == 0 ? 0 : chunks / o.map.job.map().replicas(), 0);
     }
   }
+  if (loaded.decision) o.logged = {loaded.decision->previous, loaded.decision->record};
   if (loaded.decision && o.map.map_version != 0 && loaded.decision->decision.epoch() == o.epoch()) {
     o.decided = *std::move(loaded.decision);
   }
@@ -266,15 +267,13 @@ void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
     if (run.first.step() > o.written) run.first.Clear();
     for (auto& [prompt, step] : run.sampled) step = std::min(step, o.written);
   }
-  if (o.decided) {
-    for (const v1::StepRecord* record : {&o.decided->previous, &o.decided->record}) {
-      if (record->step() <= o.written || record->step() == 0) continue;
-      o.unwritten = *record;
-      run.last = *record;
-      if (run.first.step() == 0) run.first = *record;
-      // Of the newest a fuller record may still come.
-      if (record->step() < job.committed_step) WriteHistory(run, out);
-    }
+  // Also of an epoch that is over: what is before the step that it went back to stays.
+  for (const v1::StepRecord& record : std::exchange(o.logged, {})) {
+    if (record.step() <= o.written || record.step() > job.committed_step) continue;
+    WriteHistory(run, out);
+    o.unwritten = record;
+    run.last = record;
+    if (run.first.step() == 0) run.first = record;
   }
   o.slots = MakeSlots(o, moment.now);
   o.return_deadline = moment.now + options_.member_timeout + options_.return_grace;

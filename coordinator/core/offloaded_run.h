@@ -75,6 +75,8 @@ struct OffloadedRun {
   // Decided, and not in the history yet: a fuller record of the step may come.
   std::optional<v1::StepRecord> unwritten;
   uint64_t written = 0;  // the last step in the history
+  // Steps at the end of the log that the history may lack, after a start.
+  std::vector<v1::StepRecord> logged;
 
   std::optional<PendingStep> pending;
 

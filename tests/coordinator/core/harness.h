@@ -58,6 +58,7 @@ class Harness {
     for (auto& [name, member] : members_) member.session = 0;
     closed_.clear();
     owners_.clear();
+    snapshot_actions_.clear();
     Boot();
   }
 
@@ -129,6 +130,21 @@ class Harness {
     member.hello.set_memory_bytes(memory_bytes);
     member.hello.set_pid(1000 + last_incarnation_);
     member.hello.set_fingerprint("avx2-onednn");
+    Connect(name);
+    return member;
+  }
+  FakeMember& JoinStore(const std::string& name, const std::string& host = "host-s",
+                        uint64_t memory_bytes = 1 << 30, uint64_t nvme_bytes = 0) {
+    FakeMember& member = members_[name];
+    member = FakeMember();
+    member.hello.set_kind(v1::MEMBER_KIND_STORE);
+    member.hello.set_name(name);
+    member.hello.set_incarnation(absl::StrFormat("%032x", ++last_incarnation_));
+    member.hello.set_host(host);
+    member.hello.set_address(absl::StrCat(host, ":", 7000 + last_incarnation_));
+    member.hello.set_memory_bytes(memory_bytes);
+    member.hello.set_nvme_bytes(nvme_bytes);
+    member.hello.set_pid(1000 + last_incarnation_);
     Connect(name);
     return member;
   }
@@ -358,6 +374,8 @@ class Harness {
   MemoryLog& log() { return log_; }
   absl::Duration now() const { return now_; }
   const std::vector<Measure>& measures() const { return measures_; }
+  // What the service was to do with checkpoint folders, oldest first; whoever answers takes it out.
+  std::vector<Action>& snapshot_actions() { return snapshot_actions_; }
 
  private:
   void Boot() {
@@ -377,7 +395,12 @@ class Harness {
 
   void KeepHistory(const Decision& decision) {
     for (const Action& action : decision.actions) {
-      if (const auto* append = std::get_if<AppendHistory>(&action)) {
+      if (const auto* cut = std::get_if<TruncateHistory>(&action)) {
+        std::erase_if(history_[cut->run_id],
+                      [&](const auto& record) { return record.step() >= cut->first_step; });
+        std::erase_if(samples_[cut->run_id],
+                      [&](const auto& sample) { return sample.step() >= cut->first_step; });
+      } else if (const auto* append = std::get_if<AppendHistory>(&action)) {
         auto& kept = history_[append->run_id];
         kept.insert(kept.end(), append->records.begin(), append->records.end());
       } else if (const auto* samples = std::get_if<AppendSamples>(&action)) {
@@ -406,6 +429,12 @@ class Harness {
         replies_.emplace(reply->request, *reply);
       } else if (const auto* measure = std::get_if<Measure>(&action)) {
         measures_.push_back(*measure);
+      } else if (std::holds_alternative<OpenSnapshots>(action) ||
+                 std::holds_alternative<BeginSnapshot>(action) ||
+                 std::holds_alternative<CompleteSnapshot>(action) ||
+                 std::holds_alternative<AbandonSnapshot>(action) ||
+                 std::holds_alternative<CloseSnapshots>(action)) {
+        snapshot_actions_.push_back(action);
       }
     }
   }
@@ -421,6 +450,7 @@ class Harness {
   std::map<std::string, std::vector<v1::StepRecord>> history_;
   std::map<std::string, std::vector<v1::SampleRecord>> samples_;
   std::vector<Measure> measures_;
+  std::vector<Action> snapshot_actions_;
   std::map<SessionId, std::string> owners_;
   uint64_t events_ = 0;
   uint64_t crash_at_ = 0;
