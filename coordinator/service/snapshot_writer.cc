@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/reader.h"
 #include "common/checkpoint/store.h"
 #include "common/log.h"
 #include "common/plan/model_table.h"
@@ -46,8 +47,21 @@ std::string WithoutSlash(std::string dir) {
   return dir;
 }
 
+// The checkpoint that the run goes on from: what a coordinator before has completed and could not
+// log any more, where there is such a one, else what the request says.
+std::string FindResumed(const OpenSnapshots& request) {
+  if (request.under_way == 0) return request.resumed_from;
+  const std::string path = absl::StrCat(WithoutSlash(request.spec.checkpoint().dir()), "/",
+                                        CheckpointName(request.under_way));
+  const absl::StatusOr<FoundCheckpoint> found = FindCheckpoint(path);
+  const bool own =
+      found.ok() && found->manifest.run_id == request.run_id && found->manifest.job == request.job;
+  return own ? path : request.resumed_from;
+}
+
 absl::StatusOr<OpenRun> Open(FileSystem* files, OpenSnapshots request) {
   OpenRun run;
+  request.resumed_from = FindResumed(request);
   const v1::CheckpointSpec& spec = request.spec.checkpoint();
   ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(request.spec.model()));
   run.trained = std::any_of(model.units.begin(), model.units.end(),

@@ -337,6 +337,41 @@ TEST_F(SnapshotWriterTest, ALaterStartGoesOnFromItsOwnCheckpointAndSweepsWhatWas
   EXPECT_TRUE(Next<SnapshotBegun>().folder.ok());
 }
 
+// The rename was done, the process died before its log said so.
+TEST_F(SnapshotWriterTest, WhatWasCompletedWithoutBeingLoggedIsTheRunsOwn) {
+  const v1::JobSpec spec = Spec(folder_ / "ckpt");
+  auto writer = Make();
+  writer->Do(Opening(spec));
+  ASSERT_TRUE(Next<SnapshotsOpened>().status.ok());
+  writer->Do(BeginSnapshot{"demo-1", 5});
+  const auto begun = Next<SnapshotBegun>();
+  ASSERT_TRUE(begun.folder.ok());
+  writer->Do(Completing(5, WriteAsStores(spec, *begun.folder, 5, 1)));
+  ASSERT_TRUE(Next<SnapshotCompleted>().record.complete());
+  writer.reset();
+
+  writer = Make();
+  OpenSnapshots open = Opening(spec);
+  writer->Do(open);
+  EXPECT_EQ(Next<SnapshotsOpened>().status.code(), absl::StatusCode::kFailedPrecondition);
+  open.under_way = 4;  // not that one
+  writer->Do(open);
+  EXPECT_EQ(Next<SnapshotsOpened>().status.code(), absl::StatusCode::kFailedPrecondition);
+  OpenSnapshots other = Opening(spec, "demo-2");
+  other.under_way = 5;  // of another run
+  writer->Do(other);
+  EXPECT_EQ(Next<SnapshotsOpened>().status.code(), absl::StatusCode::kFailedPrecondition);
+  open.under_way = 5;
+  writer->Do(open);
+  const auto opened = Next<SnapshotsOpened>();
+  ASSERT_TRUE(opened.status.ok()) << opened.status;
+  writer->Do(BeginSnapshot{"demo-1", 5});
+  EXPECT_EQ(Next<SnapshotBegun>().folder.status().code(), absl::StatusCode::kAlreadyExists);
+  writer->Do(BeginSnapshot{"demo-1", 6});
+  EXPECT_TRUE(Next<SnapshotBegun>().folder.ok());
+  EXPECT_TRUE(fs::exists(folder_ / "ckpt/step-00000005/manifest.json"));
+}
+
 TEST_F(SnapshotWriterTest, AFolderThatHangsHoldsUpNoOtherAndNotTheEnd) {
   GatedFiles files("slow/");
   const v1::JobSpec slow = Spec(folder_ / "slow"), quick = Spec(folder_ / "quick");
