@@ -214,6 +214,7 @@ class OffloadHarness : public Harness {
   std::vector<CompleteSnapshot> completed;
   std::vector<AbandonSnapshot> abandoned;
   std::vector<OpenSnapshots> opened;
+  std::set<uint64_t> on_disk;  // steps whose checkpoint is complete
   int closed_folders = 0;
 
  private:
@@ -228,9 +229,11 @@ class OffloadHarness : public Harness {
       } else if (const auto* begin = std::get_if<BeginSnapshot>(&action)) {
         absl::StatusOr<std::string> folder = absl::StrCat("/ckpt/.step-", begin->step, ".tmp");
         if (!begin_answer.ok()) folder = begin_answer;
+        if (on_disk.contains(begin->step)) folder = absl::AlreadyExistsError("it is complete");
         Step(SnapshotBegun{begin->run_id, begin->step, folder});
       } else if (const auto* complete = std::get_if<CompleteSnapshot>(&action)) {
         completed.push_back(*complete);
+        if (complete_problem.empty()) on_disk.insert(complete->step);
         Step(SnapshotCompleted{complete->run_id, complete->step,
                                Saved(complete->step, complete_problem)});
       } else if (const auto* abandon = std::get_if<AbandonSnapshot>(&action)) {

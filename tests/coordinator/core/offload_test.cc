@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/coordinator/core/offload_harness.h"
 
 namespace zeroshard::coordinator {
@@ -502,6 +504,7 @@ TEST(OffloadRecovery, HowLongItTookIsMeasuredFromTheFirstSign) {
   h.AdvanceBeating(absl::Seconds(5), {"worker-0", "store-0"});
   h.LetGo({"worker-0"});
   h.Join("worker-1");
+  h.Pump();
   h.BeginRanks("a");
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
   EXPECT_NEAR(Measured(h, MetricKind::kRecoverySeconds), 5.0, 0.6);
