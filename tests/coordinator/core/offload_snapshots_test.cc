@@ -88,9 +88,8 @@ TEST(Snapshots, TrainingGoesOnMeanwhileAndTheNextOneWaits) {
 TEST(Snapshots, OneThatDoesNotGetOnIsGivenUpForTheNext) {
   OffloadHarness h;
   Start(h);
-  v1::JobSpec spec =
-      h.Status("a").ranks().empty() ? v1::JobSpec() : h.core().runs().at("a-1").job.spec;
-  const auto limit = absl::Seconds(spec.timeouts().collective_seconds());
+  const auto limit =
+      absl::Seconds(OffloadHarness::SavedSpec("a", 2, 5, 2).timeouts().collective_seconds());
   h.Store("store-1").holds_snapshots = true;
   h.TrainTo("a", 3);
   h.Store("store-0").deaf = h.Store("store-1").deaf = true;

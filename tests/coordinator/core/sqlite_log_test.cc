@@ -48,7 +48,22 @@ std::string Text(const LoadedState& state) {
                     " ", job.state, " ", job.reason, " ", job.generation, " ", job.committed_step,
                     " ", job.weights_digest, " ", job.submitted_unix_ms, " ", job.ended_unix_ms,
                     " ", job.first_step, " ", job.resume.SerializeAsString(), " ",
-                    job.checkpoint.SerializeAsString(), " ", job.saving, " ", job.history_of);
+                    job.checkpoint.SerializeAsString(), " ", job.saving, " ", job.history_of, " ",
+                    job.first_sample, " ", job.checkpoint_sample, " ", job.steps_lost);
+    if (j.stores) {
+      absl::StrAppend(&text, "\nmap ", j.stores->run_id, " ", j.stores->map_version, " ",
+                      j.stores->job.SerializeAsString(), " ", j.stores->next_sample);
+      for (const StoreMapRecord::Copy& copy : j.stores->copies) {
+        absl::StrAppend(&text, " ", copy.to_store, "<", copy.chunk, "<", copy.from_store);
+      }
+    }
+    if (j.decision) {
+      absl::StrAppend(&text, "\ndecision ", j.decision->run_id, " ",
+                      j.decision->decision.SerializeAsString(), " ",
+                      j.decision->record.SerializeAsString(), " ",
+                      j.decision->previous.SerializeAsString(), " ", j.decision->samples, " ",
+                      j.decision->snapshot_step);
+    }
     for (const v1::ShardPlan& plan : job.plan) absl::StrAppend(&text, plan.SerializeAsString());
     for (const auto& [rank, r] : j.ranks) {
       absl::StrAppend(&text, "\nrank ", rank, " ", r.rank, " ", r.member, " ", r.incarnation, " ",
@@ -81,6 +96,22 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   job.checkpoint.set_path("/ckpt/step-00000060");
   job.saving = true;
   job.history_of = "a-0";
+  job.first_sample = 1;
+  job.checkpoint_sample = 2;
+  job.steps_lost = 3;
+  StoreMapRecord map{"a-1", 4, {}, {{0, 7, 1}, {1, 8, 0}}, 163};
+  map.job.mutable_base()->set_epoch(2);
+  map.job.mutable_map()->set_replicas(2);
+  map.job.mutable_map()->add_stores()->set_incarnation(std::string(32, 'b'));
+  map.job.mutable_map()->add_placement(0);
+  StepDecisionRecord decided;
+  decided.run_id = "a-1";
+  decided.decision.set_step(61);
+  decided.decision.set_multiplier(0.25f);
+  decided.record.set_loss(2.5);
+  decided.previous.set_step(60);
+  decided.samples = 1000;
+  decided.snapshot_step = 60;
   RankRecord rank{"a-1", 1, "worker-1", std::string(32, 'a'), "host", 99, false, {}};
   v1::JobEvent event;
   event.set_reason("submitted");
@@ -94,6 +125,11 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   rank.end.set_message("done");
   batches.push_back({rank, BarrierRecord{"a-1", 3, "finish"}});
   batches.push_back({EventRecord{"a-1", 1, event}, EventForgottenRecord{"a-1", 0}});
+  batches.push_back({map, decided});
+  ++map.map_version;
+  decided.decision.set_step(62);
+  batches.push_back({map});
+  batches.push_back({decided});
   MemoryLog model;
   {
     auto log = Open();
@@ -175,6 +211,38 @@ TEST_F(SqliteLogTest, AFileOfTheFirstVersionIsRaisedAndItsJobsAreFreshStarts) {
     EXPECT_EQ(job.resume.checkpoint(), "");
     EXPECT_FALSE(job.saving);
     ASSERT_TRUE(log->Append({job}).ok());
+  }
+}
+
+// The table of version 2 that is another now, with one job, as that version wrote it.
+TEST_F(SqliteLogTest, AFileOfTheSecondVersionIsRaisedAndTakesOffloadedJobs) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(db,
+                   "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT "
+                   "ROWID; INSERT INTO meta VALUES('schema_version','2');"
+                   "CREATE TABLE jobs(run_id TEXT PRIMARY KEY, ord INTEGER NOT NULL, spec "
+                   "BLOB NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL, generation "
+                   "INTEGER NOT NULL, committed_step INTEGER NOT NULL, weights_digest TEXT "
+                   "NOT NULL, submitted_unix_ms INTEGER NOT NULL, ended_unix_ms INTEGER NOT "
+                   "NULL, plan BLOB NOT NULL, saving INTEGER NOT NULL DEFAULT 0, history_of "
+                   "TEXT NOT NULL DEFAULT '');"
+                   "INSERT INTO jobs VALUES('a-1',7,x'',3,'running',2,5,'d',11,12,x'',1,'z');",
+                   nullptr, nullptr, nullptr),
+      SQLITE_OK);
+  sqlite3_close(db);
+  for (int life = 0; life < 2; ++life) {
+    const auto log = Open();
+    const LoadedState state = *log->Load();
+    const LoadedJob& loaded = state.jobs.at("a-1");
+    EXPECT_TRUE(loaded.job.saving);
+    EXPECT_EQ(loaded.job.history_of, "z");
+    EXPECT_EQ(loaded.job.steps_lost, life == 0 ? 0u : 9u);
+    EXPECT_EQ(loaded.stores.has_value(), life == 1);
+    JobRecord job = loaded.job;
+    job.steps_lost = 9;
+    ASSERT_TRUE(log->Append({job, StoreMapRecord{"a-1", 1, {}, {}, 0}}).ok());
   }
 }
 
