@@ -127,6 +127,7 @@ void HostJob::TakeOrders(const Orders& orders, Calls* calls) {
   // drop_staging: the control counts what is staged; the buffers are overwritten.
   const uint64_t life = life_;
   if (orders.load) {
+    kept_ = {orders.keep.begin(), orders.keep.end()};
     operations_.push_back(
         {false, [this, life, stop = std::shared_ptr<const std::atomic<bool>>(stop_),
                  job = control_.job(), chunks = control_.chunks(),
@@ -415,6 +416,13 @@ void HostJob::Recheck(uint32_t chunk, Calls* calls) {
   if (found->second.empty()) waiting_.erase(found);
 }
 
+// While others are loaded, chunks that stay are there already: two stores may copy from each other.
+bool HostJob::IsHere(uint32_t chunk) const {
+  const v1::StorePhase phase = control_.report().phase();
+  return phase == v1::STORE_PHASE_READY ||
+         (phase == v1::STORE_PHASE_LOADING && kept_.contains(chunk));
+}
+
 absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Span<float> values) {
   std::unique_lock<std::mutex> lock(mutex_);
   ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
@@ -431,14 +439,13 @@ absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Sp
                    header.epoch, "; here it is at step ", step, " of epoch ", epoch);
   if (header.epoch < epoch || (header.epoch == epoch && header.step < step))
     return absl::FailedPreconditionError(absl::StrCat("gone is ", where));
-  if (header.epoch != epoch || header.step != step || state_ == nullptr ||
-      report.phase() != v1::STORE_PHASE_READY)
+  if (header.epoch != epoch || header.step != step || state_ == nullptr || !IsHere(header.chunk))
     return absl::UnavailableError(absl::StrCat("not here yet is ", where));
   Busy busy(this, header.generation, &lock);
   const std::shared_ptr<HeldState> state = state_;
   // Whatever ended while it waited is found out below.
   absl::Status status = absl::UnavailableError("the state is being loaded");
-  if (state != nullptr && control_.report().phase() == v1::STORE_PHASE_READY &&
+  if (state != nullptr && IsHere(header.chunk) &&
       control_.report().version().step() == header.step &&
       control_.report().version().epoch() == header.epoch) {
     lock.unlock();

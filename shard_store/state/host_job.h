@@ -112,7 +112,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   bool Answer(Waiting* waiting, Calls* calls);  // false: it has to wait
   absl::StatusOr<PinnedParameters> Pin(const bulk::Header& header);
   absl::Status CheckFrame(const Stream& stream, const bulk::Header& header) const;
-  bool IsOver() const;  // dropped, and nothing of it is left
+  bool IsHere(uint32_t chunk) const;  // at the version of the report
+  bool IsOver() const;                // dropped, and nothing of it is left
   v1::StoreReport MakeReport() const;
 
   // --- without it ---
@@ -145,7 +146,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   JobControl control_;
-  std::string refused_;  // the last directive that was, logged once
+  std::string refused_;      // the last directive that was, logged once
+  std::set<uint32_t> kept_;  // of the latest load
   uint64_t life_ = 0;
   std::shared_ptr<std::atomic<bool>> stop_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<HeldState> state_;

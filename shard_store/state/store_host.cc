@@ -93,8 +93,10 @@ absl::StatusOr<std::shared_ptr<StoreHost::Stream>> StoreHost::Open(
     const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
   const std::shared_ptr<HostJob> job = impl_->Find(hello.run_id());
   if (job != nullptr) return job->Open(hello, std::move(on_end));
-  return absl::FailedPreconditionError(
-      absl::StrCat("run ", hello.run_id(), " has no state on this store"));
+  // Ranks are sent to stores that have opened their generation: this process is younger than that.
+  return absl::UnavailableError(absl::StrCat("run ", hello.run_id(),
+                                             " has no state on this store, which was started anew "
+                                             "or has dropped it"));
 }
 
 absl::Status StoreHost::Push(Stream* stream, const bulk::Header& header,

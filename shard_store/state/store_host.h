@@ -66,8 +66,8 @@ class StoreHost {
 
   // --- bulk. A stream of a rank, or of a store that copies. ---
   class Stream;  // shared: it stays valid after its generation ended, and answers errors
-  // UNAVAILABLE: the generation is not open here yet; FAILED_PRECONDITION: it is over, or there is
-  // no such job. `on_end` is called at most once, from any thread, when the store ends the stream.
+  // UNAVAILABLE: the generation is not open here yet, or there is no such job; FAILED_PRECONDITION:
+  // it is over. `on_end` is called at most once, from any thread, when the store ends the stream.
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
   // Checks, stages and counts one kPush frame, whose payload is `parts`; never waits. OK: it is
