@@ -141,10 +141,12 @@ void SimWorker::PullPart(const Part& part, int tries) {
   };
   const std::weak_ptr<Rank> current = rank_;
   std::weak_ptr<Process> self = weak_from_this();
-  const auto back = [this, self, current, on_answer](absl::Status status, v1::StateVersion version,
-                                                     uint64_t state) {
-    cluster_->world().After(
-        cluster_->world().Latency(), [this, self, current, on_answer, status, version, state] {
+  // The store may answer when this process is gone.
+  Cluster* const cluster = cluster_;
+  const auto back = [this, cluster, self, current, on_answer](
+                        absl::Status status, v1::StateVersion version, uint64_t state) {
+    cluster->world().After(
+        cluster->world().Latency(), [this, self, current, on_answer, status, version, state] {
           const std::shared_ptr<Process> process = self.lock();
           if (process == nullptr || !process->alive()) return;
           After(absl::ZeroDuration(), [this, current, on_answer, status, version, state] {
@@ -254,9 +256,10 @@ void SimWorker::PushPart(const Part& part, const v1::StoreMap::Store& store, int
       Reference::GradientPrefix(hash, step, part.chunk, part.begin);
   const std::weak_ptr<Rank> current = rank_;
   const std::weak_ptr<Process> self = weak_from_this();
-  const auto back = [this, self, current, part, store, tries](const absl::Status& status) {
-    cluster_->world().After(
-        cluster_->world().Latency(), [this, self, current, part, store, tries, status] {
+  Cluster* const cluster = cluster_;
+  const auto back = [this, cluster, self, current, part, store, tries](const absl::Status& status) {
+    cluster->world().After(
+        cluster->world().Latency(), [this, self, current, part, store, tries, status] {
           const std::shared_ptr<Process> process = self.lock();
           if (process == nullptr || !process->alive()) return;
           After(absl::ZeroDuration(), [this, current, part, store, tries, status] {
