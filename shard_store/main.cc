@@ -81,7 +81,8 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
   app.add_option("--nvme-dir", host_options.nvme_dir,
-                 "Folder on a local NVMe disk for jobs with device: nvme. Made where it is not "
+                 "Folder on a local NVMe disk for jobs with device: nvme, which this version's job "
+                 "files refuse: nothing is kept there yet. Made where it is not "
                  "there. Default: none, and no such jobs here.");
   app.add_option("--nvme-limit", nvme_limit,
                  "Most bytes to write there, for example 500GiB. Default: what is free.")
