@@ -59,15 +59,15 @@ inline v1::JobSpec MakeSpec(const JobShape& shape) {
     params->set_eps(kEps);
   }
   spec.mutable_zero_optimization()->set_stage(2);
-  spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device(
-      shape.nvme ? "nvme" : "cpu");
+  spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device(shape.nvme ? "nvme"
+                                                                                       : "cpu");
   spec.mutable_timeouts()->set_start_seconds(60);
   return spec;
 }
 
 // A folder for states on the disk and a limit that none of these jobs meets.
 struct SmallDisk {
-  TempFolder folder;
+  MemoryFolder folder;
   MemoryBudget budget{uint64_t{1} << 32, "NVMe folder", "--nvme-limit"};
 
   NvmeStateOptions Options() {
