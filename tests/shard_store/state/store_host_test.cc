@@ -804,16 +804,29 @@ void Damage(const TestStore& store) {
 }
 
 TEST_F(StoreHostTest, AFlippedByteFailsTheJobAndIsNeverTrainedOnOrSent) {
-  for (const bool pull : {true, false}) {
+  for (const char* by : {"pull", "step", "digest", "snapshot"}) {
+    SCOPED_TRACE(by);
+    const std::string met = by;
+    const MemoryFolder checkpoint;
     TestStore store;
     TestJob job("run-1", {.nvme = true});
     job.Tell(&store);
     job.WaitForStep(&store, 0);
     const auto stream = job.Open(&store);
     job.Step(&store, stream, 1);
-    if (pull) {
-      Damage(store);
+    if (met != "step") Damage(store);
+    if (met == "pull") {
       EXPECT_TRUE(absl::IsDataLoss(job.Pull(&store, stream, 1, 0).get().status()));
+    } else if (met == "digest") {
+      job.next_.set_digest_step(1);
+      job.Tell(&store);
+    } else if (met == "snapshot") {
+      v1::SnapshotOrder* order = job.next_.mutable_snapshot();
+      order->set_step(1);
+      order->set_folder(checkpoint.path());
+      order->set_count(1);
+      for (const auto& [id, chunk] : job.chunks_) order->add_chunks(id);
+      job.Tell(&store);
     } else {
       job.PushAll(&store, stream.get(), 2);
       Damage(store);
