@@ -159,9 +159,9 @@ absl::Status NoRoom(const StoreNeeds& needs, uint32_t replicas,
                    "; ", cut(free), " are free of ", cut(limit), " on ", rooms.size(),
                    rooms.size() == 1 ? " store" : " stores");
   if (needs.memory != 0) {
-    absl::StrAppend(&text, " that have ", Bytes(needs.memory),
-                    " of memory for its buffers; files take ", Bytes(needs.fixed),
-                    " each beside that");
+    absl::StrAppend(&text, "; each store takes ", Bytes(needs.fixed),
+                    " more for its file, and one without ", Bytes(needs.memory),
+                    " of free memory for the buffers counts as full");
   }
   if (rooms.size() < replicas) absl::StrAppend(&text, ", and at least ", replicas, " are wanted");
   return absl::ResourceExhaustedError(text);

@@ -94,7 +94,8 @@ TEST(OffloadAdmission, NvmeCountsAgainstTheNvmeFolder) {
   EXPECT_THAT(h.Answer(id).status.message(), HasSubstr("NVMe"));
   // One without memory for the buffers does not do either.
   h.StartStore("store-1", "host-s", 1000, 1 << 30);
-  EXPECT_THAT(h.Answer(h.SubmitJob(spec)).status.message(), HasSubstr("of memory for its buffers"));
+  EXPECT_THAT(h.Answer(h.SubmitJob(spec)).status.message(),
+              HasSubstr("of free memory for the buffers"));
   h.StartStore("store-2", "host-s", 1 << 30, 1 << 30);
   EXPECT_TRUE(h.Answer(h.SubmitJob(spec)).status.ok());
   const auto nodes = h.core().Nodes(Moment{h.now(), h.unix_ms()});
