@@ -20,6 +20,7 @@
 #include "common/checkpoint/files.h"
 #include "common/checkpoint/names.h"
 #include "common/files.h"
+#include "common/plan/offload.h"
 #include "common/safetensors/safetensors.h"
 #include "common/status_macros.h"
 
@@ -280,6 +281,7 @@ absl::Status Reader::CheckModel(const ModelTable& model, bool moments) const {
       }
       if (!moments || !parameter.trainable || parameter.size == 0) continue;
       for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+        if (kind == StateKind::kExpAvgSq && UsesSgd(manifest_.spec)) continue;
         if (found->second.ranges[static_cast<int>(kind)].empty()) {
           problems.push_back(absl::StrCat("\"", parameter.name, "\" has no ", NameOf(kind),
                                           " in it: it was frozen when it was saved"));

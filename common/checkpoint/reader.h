@@ -69,7 +69,8 @@ class CheckpointReader {
                                    const std::atomic<bool>* stop = nullptr) const = 0;
 
   // INVALID_ARGUMENT lists up to ten tensors of `model` that the checkpoint lacks, has in another
-  // shape, or has beyond it. `moments`: also wants exp_avg and exp_avg_sq of what is trainable.
+  // shape, or has beyond it. `moments`: also wants those of its own optimizer (SGD: exp_avg
+  // alone) of what is trainable.
   virtual absl::Status CheckModel(const ModelTable& model, bool moments) const = 0;
 
   // The values of one kind; borrows this reader.

@@ -10,6 +10,7 @@
 #include "common/checkpoint/reader.h"
 #include "common/files.h"
 #include "common/hf/export.h"
+#include "common/plan/offload.h"
 #include "common/spec/job_spec.h"
 #include "common/status_macros.h"
 #include "common/tokenizer/tokenizer.h"
@@ -110,7 +111,9 @@ absl::StatusOr<CompletedSave> CompleteSave(FileSystem* files, CheckpointStore* s
   for (int kind = 0; kind < kStateKinds; ++kind) {
     WeightDigest total;
     for (const SavedPart& part : contents.parts) total.Combine(part.digests[kind]);
-    if (kind == 0 || contents.trained) manifest.digests[kind] = total.Hex();
+    const bool second = static_cast<StateKind>(kind) == StateKind::kExpAvgSq;
+    const bool there = kind == 0 || (contents.trained && !(second && UsesSgd(manifest.spec)));
+    if (there) manifest.digests[kind] = total.Hex();
   }
   for (const SavedPart& part : contents.parts) manifest.files.push_back(part.file);
   ZS_RETURN_IF_ERROR(WriteAssets(files, extras.assets, contents.folder, &manifest.files));

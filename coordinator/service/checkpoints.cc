@@ -111,6 +111,13 @@ absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string
   if (!fits.ok()) {
     return absl::Status(fits.code(), absl::StrCat(found.path, ": ", fits.message()));
   }
+  const std::string& optimizer = manifest.spec.optimizer().type();
+  if (!weights_only && spec.optimizer().type() != optimizer) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "optimizer.type is ", spec.optimizer().type(), ", but the moments in ", found.path,
+        " are those of ", optimizer,
+        ": go on with the same optimizer, or begin anew from its weights (--weights-only)"));
+  }
   if (!weights_only && spec.steps() <= manifest.step) {
     return absl::InvalidArgumentError(absl::StrCat("job ", spec.name(), " has ", spec.steps(),
                                                    " steps, the checkpoint ", found.path, " is at ",

@@ -45,8 +45,7 @@ absl::StatusOr<OpenSources> OpenAll(const LoadRequest& request, const ModelTable
     return open;
   }
   ZS_ASSIGN_OR_RETURN(open.reader, CheckpointReader::Open(job.checkpoint()));
-  // Without a second moment the first's presence is checked by reading it.
-  ZS_RETURN_IF_ERROR(open.reader->CheckModel(model, !job.weights_only() && !request.momentum_only));
+  ZS_RETURN_IF_ERROR(open.reader->CheckModel(model, !job.weights_only()));
   open.sources[0] = open.reader->Source(StateKind::kMaster);
   if (job.weights_only()) return open;
   if (open.reader->manifest().step != job.base().step()) {

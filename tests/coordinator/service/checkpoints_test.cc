@@ -107,6 +107,19 @@ TEST_F(CheckpointsTest, WhatChangesTheStepsToComeIsNamed) {
   EXPECT_THAT(changes, Not(HasSubstr("steps")));
 }
 
+TEST_F(CheckpointsTest, MomentsOfAnotherOptimizerAreRefusedAndWeightsAreNot) {
+  spec.mutable_optimizer()->set_type("SGD");
+  const std::string path = WriteCheckpoint(spec, "demo-1", 20);
+  spec.mutable_optimizer()->set_type("AdamW");
+  const auto found = FindStart(spec, "latest", false);
+  EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(found.status().message()),
+              AllOf(HasSubstr("optimizer.type is AdamW"), HasSubstr("those of SGD"),
+                    HasSubstr("--weights-only")));
+  spec.mutable_checkpoint()->set_dir(folder / "elsewhere");
+  EXPECT_TRUE(FindStart(spec, path, true).ok());
+}
+
 TEST_F(CheckpointsTest, WhatIsNewerAndNotCompleteIsSkippedAndNamed) {
   WriteCheckpoint(spec, "demo-1", 20);
   const std::string newest = WriteCheckpoint(spec, "demo-1", 40);
