@@ -98,8 +98,12 @@ absl::Status LocalCluster::Start(Daemon* daemon) {
     option("--name", daemon->name);
     if (!daemon->store) {
       option("--threads", absl::StrCat(options_.threads));
-    } else if (options_.store_memory > 0) {
-      option("--memory-limit", absl::StrCat(options_.store_memory));
+    } else {
+      if (options_.store_memory > 0) option("--memory-limit", absl::StrCat(options_.store_memory));
+      if (options_.nvme) {
+        option("--nvme-dir", PathOf(*daemon, "nvme", ""));
+        if (options_.store_nvme > 0) option("--nvme-limit", absl::StrCat(options_.store_nvme));
+      }
     }
   }
   ZS_ASSIGN_OR_RETURN(daemon->pid, SpawnChild(argv, PathOf(*daemon, "logs", ".log")));

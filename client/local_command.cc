@@ -20,6 +20,7 @@
 #include "common/exit_codes.h"
 #include "common/files.h"
 #include "common/member/host_info.h"
+#include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
 #include "common/signals.h"
 #include "common/status_macros.h"
@@ -42,6 +43,7 @@ struct LocalOptions {
   int workers = 0;            // 0: as many as the job wants
   int stores = 0;             // an offloaded job gets at least what it needs
   uint64_t store_memory = 0;  // 0: the machine's, shared
+  uint64_t store_nvme = 0;    // 0: what is free, shared
   int threads = 0;            // 0: the cores divided by the workers
   std::string workdir = "zeroshard-local";
   std::string bin_dir;
@@ -100,6 +102,7 @@ class LocalRun {
   int workers_ = 0;
   int stores_ = 0;
   int needed_stores_ = 0;
+  bool nvme_ = false;  // the job's state is on the stores' disks
   std::string workdir_;
 };
 
@@ -149,6 +152,7 @@ absl::StatusOr<LoadedJob> LocalRun::LoadJob() {
   // Each copy of a chunk is on another store.
   if (IsOffloaded(spec)) {
     needed_stores_ = std::max(1, static_cast<int>(spec.store().replicas()));
+    nvme_ = UsesNvme(spec);
   }
   stores_ = std::max(options_.stores, needed_stores_);
   const int daemons = 1 + workers_ + stores_;
@@ -177,6 +181,8 @@ absl::StatusOr<int> LocalRun::Run() {
   cluster_options.needed_workers = static_cast<int>(spec.resources().workers());
   cluster_options.stores = stores_;
   cluster_options.needed_stores = needed_stores_;
+  cluster_options.nvme = nvme_;
+  cluster_options.store_nvme = options_.store_nvme;
   // Stores on one machine share its memory.
   cluster_options.store_memory =
       options_.store_memory > 0 ? options_.store_memory : MemoryLimitBytes() / std::max(1, stores_);
@@ -342,6 +348,12 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
                    "store.replicas of them by itself")
       ->check(CLI::Range(0, kMostWorkers))
       ->capture_default_str();
+  local
+      ->add_option("--store-nvme", options->store_nvme,
+                   "Most bytes that each store writes into its folder for a job with device: nvme "
+                   "(WORKDIR/nvme). Default: what is free there")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::PositiveNumber);
   local
       ->add_option("--store-memory", options->store_memory,
                    "Most bytes of state that each store holds, for example 4GiB. Default: this "

@@ -20,12 +20,6 @@ constexpr uint64_t kMaxBufferElements = uint64_t{1} << 40;
 constexpr uint64_t kMinBufferElements = 64;  // where shards are cut
 constexpr uint32_t kMaxReplicas = 8;
 
-// The whole refusal of a device that this version's stores do not have.
-absl::Status CheckTier(const std::string& path, const std::string& device) {
-  if (device != "nvme") return absl::OkStatus();
-  return Bad(path, ": seen nvme, but this version's stores keep state in memory; use cpu");
-}
-
 absl::Status NormaliseDevice(absl::string_view key, uint64_t default_buffers,
                              v1::OffloadSpec* offload) {
   const std::string section = absl::StrCat("zero_optimization.", key);
@@ -37,7 +31,6 @@ absl::Status NormaliseDevice(absl::string_view key, uint64_t default_buffers,
     return Bad(section, offload->has_buffer_count() ? ".buffer_count" : ".buffer_size",
                ": given, but nothing is offloaded; write device: cpu beside it, or remove it");
   }
-  ZS_RETURN_IF_ERROR(CheckTier(path, offload->device()));
   if (!offload->has_buffer_count()) offload->set_buffer_count(default_buffers);
   if (!offload->has_buffer_size()) offload->set_buffer_size(100'000'000);
   ZS_RETURN_IF_ERROR(

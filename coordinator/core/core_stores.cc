@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
@@ -21,7 +22,7 @@ uint64_t LimitOf(const v1::Hello& hello, bool nvme) {
 }
 
 uint64_t SumOf(const StoreNeeds& needs, const std::vector<uint32_t>& chunks) {
-  uint64_t bytes = 0;
+  uint64_t bytes = chunks.empty() ? 0 : needs.fixed;
   for (const uint32_t chunk : chunks) bytes += needs.chunks[chunk];
   return bytes;
 }
@@ -29,6 +30,19 @@ uint64_t SumOf(const StoreNeeds& needs, const std::vector<uint32_t>& chunks) {
 uint64_t SumOf(const v1::StoreUsage& usage) {
   return usage.master_bytes() + usage.exp_avg_bytes() + usage.exp_avg_sq_bytes() +
          usage.parameter_bytes() + usage.staging_bytes();
+}
+
+// What `needs` finds on a store (`hello`; null: known from the log alone) where other jobs have
+// `taken` of the wanted kind and `memory_taken` of its memory.
+StoreRoom RoomOn(const std::string& member, const std::string& host, uint64_t limit,
+                 const v1::Hello* hello, const StoreNeeds& needs, uint64_t memory_taken,
+                 uint64_t taken) {
+  StoreRoom room{member, host, limit, taken + needs.fixed};
+  if (hello != nullptr && needs.memory != 0) {
+    const uint64_t memory = LimitOf(*hello, false);
+    if (memory < needs.memory || memory - needs.memory < memory_taken) room.limit = 0;
+  }
+  return room;
 }
 
 }  // namespace
@@ -42,8 +56,9 @@ const Member* Core::MemberOf(const StoreSlot& slot) const {
 Core::StoreUse Core::ReservedOn(const std::string& member, const std::string& incarnation,
                                 const Run* except) const {
   StoreUse use;
-  const auto add = [&use](bool nvme, uint64_t bytes) {
+  const auto add = [this, &use](bool nvme, uint64_t bytes) {
     (nvme ? use.nvme : use.memory) += bytes;
+    if (nvme && bytes != 0) use.memory += NvmeMemoryBytes(options_.chunk_elements);
     ++use.jobs;
   };
   for (const auto& [run_id, run] : runs_) {
@@ -63,12 +78,12 @@ Core::StoreUse Core::ReservedOn(const std::string& member, const std::string& in
 std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) const {
   std::vector<StoreCandidate> candidates;
   const OffloadedRun& o = *run.offload;
-  const auto add = [&](const v1::StoreMap::Store& store, uint64_t limit) {
+  const auto add = [&](const v1::StoreMap::Store& store, uint64_t limit, const v1::Hello* hello) {
     StoreCandidate& candidate = candidates.emplace_back();
     candidate.store = store;
     const StoreUse use = ReservedOn(store.member(), store.incarnation(), &run);
-    candidate.room =
-        StoreRoom{store.member(), store.host(), limit, o.needs.nvme ? use.nvme : use.memory};
+    candidate.room = RoomOn(store.member(), store.host(), limit, hello, o.needs, use.memory,
+                            o.needs.nvme ? use.nvme : use.memory);
   };
   std::set<std::string> known;
   for (const StoreSlot& slot : o.slots) {
@@ -79,7 +94,8 @@ std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) c
     }
     known.insert(slot.store.incarnation());
     // One that is known from the log alone may still come back with what it holds.
-    add(slot.store, member == nullptr ? slot.bytes : LimitOf(member->hello, o.needs.nvme));
+    add(slot.store, member == nullptr ? slot.bytes : LimitOf(member->hello, o.needs.nvme),
+        member == nullptr ? nullptr : &member->hello);
   }
   for (const auto& [name, member] : members_.all()) {
     const v1::Hello& hello = member.hello;
@@ -90,7 +106,7 @@ std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) c
     store.set_incarnation(hello.incarnation());
     store.set_host(hello.host());
     store.set_address(hello.address());
-    add(store, LimitOf(hello, o.needs.nvme));
+    add(store, LimitOf(hello, o.needs.nvme), &hello);
   }
   return candidates;
 }
@@ -101,7 +117,8 @@ absl::Status Core::CanEverFit(const v1::JobSpec& spec) const {
   std::vector<StoreRoom> rooms;
   for (const auto& [name, member] : members_.all()) {
     if (member.lost || member.hello.kind() != v1::MEMBER_KIND_STORE) continue;
-    rooms.push_back({name, member.hello.host(), LimitOf(member.hello, needs->nvme), 0});
+    rooms.push_back(RoomOn(name, member.hello.host(), LimitOf(member.hello, needs->nvme),
+                           &member.hello, *needs, 0, 0));
   }
   if (rooms.empty()) return absl::OkStatus();  // some may come
   const auto placed = PlaceChunks(*needs, needs->replicas, rooms);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/plan/model_table.h"
+#include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
 #include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
@@ -157,6 +158,11 @@ absl::Status NoRoom(const StoreNeeds& needs, uint32_t replicas,
                                 : "",
                    "; ", cut(free), " are free of ", cut(limit), " on ", rooms.size(),
                    rooms.size() == 1 ? " store" : " stores");
+  if (needs.memory != 0) {
+    absl::StrAppend(&text, "; each store takes ", Bytes(needs.fixed),
+                    " more for its file, and one without ", Bytes(needs.memory),
+                    " of free memory for the buffers counts as full");
+  }
   if (rooms.size() < replicas) absl::StrAppend(&text, ", and at least ", replicas, " are wanted");
   return absl::ResourceExhaustedError(text);
 }
@@ -168,10 +174,17 @@ absl::StatusOr<StoreNeeds> MakeStoreNeeds(const v1::JobSpec& spec, int64_t chunk
   const DType type = ComputeType(spec);
   StoreNeeds needs;
   needs.replicas = std::max<uint32_t>(1, spec.store().replicas());
-  needs.nvme = spec.zero_optimization().offload_optimizer().device() == "nvme";
+  needs.nvme = UsesNvme(spec);
+  int64_t largest = 0;
   for (const Chunk& chunk : ChunkTable::Make(model, chunk_elements).chunks) {
-    needs.chunks.push_back(BytesOf(chunk, type, UsesSgd(spec)).Total());
+    const ChunkBytes bytes = BytesOf(chunk, type, UsesSgd(spec));
+    if (bytes.master != 0) largest = std::max(largest, chunk.size());
+    needs.chunks.push_back(needs.nvme ? NvmeBytesOf(chunk.size(), bytes) : bytes.Total());
     needs.bytes += needs.chunks.back();
+  }
+  if (needs.nvme) {
+    needs.fixed = NvmeFixedBytes(largest);
+    needs.memory = NvmeMemoryBytes(chunk_elements);
   }
   return needs;
 }

@@ -19,6 +19,9 @@ struct StoreNeeds {
   uint64_t bytes = 0;            // of all chunks, one replica counted
   uint32_t replicas = 1;         // that its specification asks for
   bool nvme = false;             // kept in the stores' NVMe folders
+  // Of each store that has any of them, beside the chunks: of its folder, and of its memory (which
+  // is not what `chunks` count). 0 of jobs in memory.
+  uint64_t fixed = 0, memory = 0;
 };
 // INVALID_ARGUMENT from MakeModelTable.
 absl::StatusOr<StoreNeeds> MakeStoreNeeds(const v1::JobSpec& spec,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
+#include "common/plan/nvme_bytes.h"
 
 namespace zeroshard::nvme {
 namespace {
@@ -39,13 +40,7 @@ std::string GetName(absl::Span<const char> page, size_t at) {
 }
 
 uint64_t SectionBytes(int64_t elements, uint32_t element_bytes) {
-  if (element_bytes == 0) return 0;
-  const uint64_t whole = static_cast<uint64_t>(elements / kBlockElements);
-  const uint32_t rest = static_cast<uint32_t>(elements % kBlockElements) * element_bytes;
-  const uint64_t block =
-      ChunkLayout::PaddedBytes(static_cast<uint32_t>(kBlockElements) * element_bytes) +
-      uint64_t{kLabelBytes};
-  return whole * block + (rest == 0 ? 0 : ChunkLayout::PaddedBytes(rest) + uint64_t{kLabelBytes});
+  return NvmeSectionBytes(elements, element_bytes);
 }
 
 }  // namespace

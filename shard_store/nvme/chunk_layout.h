@@ -38,6 +38,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/plan/chunk_table.h"
+#include "common/plan/nvme_bytes.h"
 #include "shard_store/nvme/direct_file.h"
 
 namespace zeroshard::nvme {
@@ -46,7 +47,7 @@ enum Section { kMaster, kExpAvg, kExpAvgSq, kParameters, kStaging };
 constexpr int kSections = 5;
 const char* NameOf(Section section);
 
-constexpr int64_t kBlockElements = int64_t{1} << 18;
+constexpr int64_t kBlockElements = kNvmeBlockElements;
 constexpr uint32_t kLabelBytes = kAlignment;
 constexpr uint32_t kHeaderBytes = kAlignment;
 // What a buffer must hold: the largest block.

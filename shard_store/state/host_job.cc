@@ -81,6 +81,14 @@ void HostJob::Tell(uint64_t life, const std::function<Orders()>& event) {
   SendReport(false);
 }
 
+void HostJob::FailState(uint64_t life, const absl::Status& status) {
+  LogError("the state of ", Report().run_id(), " is of no use any more: ", status.message());
+  Tell(life, [this, &status] {
+    control_.Fail(status);
+    return Orders();
+  });
+}
+
 // --- orders, under the lock ----------------------------------------------------------------------
 
 void HostJob::BeginLife() {
@@ -325,6 +333,7 @@ absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
   ZS_RETURN_IF_ERROR(status);
   Busy busy(this, header.generation, &lock);
   status = check();  // it may have waited
+  const uint64_t life = life_;
   std::shared_ptr<HeldState> state = state_;
   if (status.ok() && state == nullptr) status = absl::UnavailableError("the state is being loaded");
   if (status.ok()) {
@@ -333,6 +342,11 @@ absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
     lock.lock();
   }
   busy.End();
+  if (IsOfTheState(status) && state != nullptr && !absl::IsUnavailable(status)) {
+    lock.unlock();
+    FailState(life, status);
+    return status;
+  }
   if (absl::IsAlreadyExists(status)) return absl::OkStatus();
   ZS_RETURN_IF_ERROR(status);
   ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
@@ -382,7 +396,7 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
     calls->push_back([push = std::move(waiting->push), open] { push(open); });
     return true;
   }
-  absl::StatusOr<PinnedParameters> answer(absl::InternalError("a pull without an answer"));
+  absl::StatusOr<JobState::ParameterRead> answer(absl::InternalError("a pull without an answer"));
   if (!frame.ok()) {
     answer = frame;
   } else {
@@ -391,16 +405,26 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
     if (pull.ok() && *pull == JobControl::Pull::kWait) return false;
     answer = pull.ok() ? Pin(header) : pull.status();
   }
-  if (answer.ok()) context_->pulled += answer->bytes.size();
-  calls->push_back([pull = std::move(waiting->pull), answer = std::move(answer)]() mutable {
-    pull(std::move(answer));
-  });
+  if (!answer.ok()) {
+    calls->push_back([pull = std::move(waiting->pull), status = answer.status()] { pull(status); });
+    return true;
+  }
+  // The bytes may come later, when this job may be gone.
+  auto done = [weak = weak_from_this(), life = life_,
+               pull = std::move(waiting->pull)](absl::StatusOr<PinnedParameters> got) {
+    if (const std::shared_ptr<HostJob> job = weak.lock(); job != nullptr) {
+      if (got.ok()) job->context_->pulled += got->bytes.size();
+      if (IsOfTheState(got.status())) job->FailState(life, got.status());
+    }
+    pull(std::move(got));
+  };
+  calls->push_back([read = *std::move(answer), done = std::move(done)] { read(done); });
   return true;
 }
 
-absl::StatusOr<PinnedParameters> HostJob::Pin(const bulk::Header& header) {
+absl::StatusOr<JobState::ParameterRead> HostJob::Pin(const bulk::Header& header) {
   if (state_ == nullptr) return absl::UnavailableError("the state is being loaded");
-  return state_->state->Parameters(header.chunk, header.begin, header.count);
+  return state_->state->BeginRead(header.chunk, header.begin, header.count, header.step);
 }
 
 void HostJob::Recheck(Calls* calls) {
@@ -454,6 +478,10 @@ absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Sp
     lock.lock();
   }
   busy.End();
+  if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
+  const uint64_t life = life_;
+  lock.unlock();
+  FailState(life, status);
   return status;
 }
 

@@ -28,13 +28,16 @@ namespace zeroshard::store {
 // What the jobs of a host share.
 struct HostContext {
   explicit HostContext(StoreHostOptions given)
-      : options(std::move(given)), budget(options.memory_limit), pool(options.threads) {}
+      : options(std::move(given)),
+        budget(options.memory_limit),
+        disk(options.nvme_limit, "NVMe folder", "--nvme-limit"),
+        pool(options.threads) {}
 
   const StoreHostOptions options;
-  MemoryBudget budget;
+  MemoryBudget budget, disk;
   TaskPool pool;
   // Of the budget, what the states that are in use took: the rest is on its way to being free.
-  std::atomic<uint64_t> held{0};
+  std::atomic<uint64_t> held{0}, disk_held{0};
   std::atomic<uint64_t> pushed{0}, pulled{0};
   std::mutex mutex;
   std::deque<double> update_seconds;
@@ -110,7 +113,7 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   void Recheck(Calls* calls);
   void Recheck(uint32_t chunk, Calls* calls);
   bool Answer(Waiting* waiting, Calls* calls);  // false: it has to wait
-  absl::StatusOr<PinnedParameters> Pin(const bulk::Header& header);
+  absl::StatusOr<JobState::ParameterRead> Pin(const bulk::Header& header);
   absl::Status CheckFrame(const Stream& stream, const bulk::Header& header) const;
   bool IsHere(uint32_t chunk) const;  // at the version of the report
   bool IsOver() const;                // dropped, and nothing of it is left
@@ -120,6 +123,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   static void Make(const Calls& calls);
   void SendReport(bool always);
   void OnProgress();
+  // The state of `life` is of no use any more.
+  void FailState(uint64_t life, const absl::Status& status);
   // Tells the control something and does what follows from it; nothing where `life` is over.
   void Tell(uint64_t life, const std::function<Orders()>& event);
 

@@ -9,18 +9,22 @@
 namespace zeroshard::store {
 
 struct HostJob::HeldState {
-  explicit HeldState(std::atomic<uint64_t>* held) : held(*held) {}
+  HeldState(std::atomic<uint64_t>* held, std::atomic<uint64_t>* disk_held)
+      : held(*held), disk_held(*disk_held) {}
   ~HeldState() { Release(); }
 
-  // What it has of the budget counts as held from now on.
-  void Claim(uint64_t bytes) {
+  // What it has of the budgets counts as held from now on.
+  void Claim(uint64_t bytes, uint64_t disk_bytes) {
     held += bytes - claimed;
+    disk_held += disk_bytes - disk_claimed;
     claimed = bytes;
+    disk_claimed = disk_bytes;
   }
-  void Release() { Claim(0); }
+  void Release() { Claim(0, 0); }
 
   std::atomic<uint64_t>& held;
-  uint64_t claimed = 0;
+  std::atomic<uint64_t>& disk_held;
+  uint64_t claimed = 0, disk_claimed = 0;
   std::unique_ptr<const ModelTable> model;
   std::unique_ptr<JobState> state;  // goes before the model
 };

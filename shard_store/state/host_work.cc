@@ -114,24 +114,33 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
   options.digests = job.map().replicas() > 1 || job.spec().store().replicas() > 1;
   options.budget = &context_->budget;
   options.pool = &context_->pool;
+  options.nvme.dir = context_->options.nvme_dir;
+  options.nvme.budget = &context_->disk;
+  const v1::StateVersion& version = job.copies_size() > 0 ? job.copy() : job.base();
+  options.nvme.epoch = version.epoch();
+  options.nvme.step = version.step();
+  options.nvme.chunk_elements = context_->options.chunk_elements;
+  if (job.store() < static_cast<uint32_t>(job.map().stores_size()))
+    options.nvme.incarnation = job.map().stores(static_cast<int>(job.store())).incarnation();
   const auto install = [&](const std::shared_ptr<HeldState>& state) -> absl::Status {
     std::lock_guard<std::mutex> lock(mutex_);
     if (life != life_) return absl::CancelledError("stopped while loading");
     state_ = state;
-    state_->Claim(BytesOf(options));
+    state_->Claim(BytesOf(options), DiskBytesOf(options));
     return absl::OkStatus();
   };
   std::shared_ptr<HeldState> state;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (life != life_) return absl::CancelledError("stopped while loading");
+    options.nvme.run_id = control_.report().run_id();
     state = state_;
   }
   const bool changes = state != nullptr;
   if (!changes) {
     if (!keep.empty())
       return absl::InternalError("chunks are to stay that were never loaded on this store");
-    state = std::make_shared<HeldState>(&context_->held);
+    state = std::make_shared<HeldState>(&context_->held, &context_->disk_held);
     ZS_ASSIGN_OR_RETURN(ModelTable model, MakeModelTable(job.spec().model()));
     state->model = std::make_unique<const ModelTable>(std::move(model));
   }
@@ -148,7 +157,8 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
     }
     if (status.ok()) break;
     // What others have given up, and what is still being sent or written of it, comes free soon.
-    const bool more = context_->budget.used() > context_->held;
+    const bool more =
+        context_->budget.used() > context_->held || context_->disk.used() > context_->disk_held;
     if (!absl::IsResourceExhausted(status) || !more || absl::Now() - start > kFreeingTime)
       return status;
     if (stop) return absl::CancelledError("stopped while loading");
@@ -298,6 +308,7 @@ void HostJob::WriteSnapshot(uint64_t life, std::shared_ptr<HeldState> state,
     report.set_problem(std::string(caught.message()));
   }
   state->state->EndSnapshot();
+  if (const absl::Status health = state->state->Health(); !health.ok()) FailState(life, health);
   Calls calls;
   {
     std::lock_guard<std::mutex> lock(mutex_);

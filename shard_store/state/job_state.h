@@ -24,6 +24,10 @@
 #include "shard_store/state/task_pool.h"
 #include "zeroshard/v1/store.pb.h"
 
+namespace zeroshard::nvme {
+class DiskHook;
+}
+
 namespace zeroshard::store {
 
 // Parameters of one version. The bytes stay as they are for as long as this lives, whatever is
@@ -33,6 +37,16 @@ struct PinnedParameters {
   absl::Span<const char> bytes;
 };
 
+// Where a job whose state is on the disk has it.
+struct NvmeStateOptions {
+  std::string dir;                 // empty: this store has none, and refuses such a job
+  MemoryBudget* budget = nullptr;  // of the folder; outlives the state
+  std::string run_id, incarnation;
+  uint64_t epoch = 0, step = 0;             // of the version that is filled in first
+  int64_t chunk_elements = kChunkElements;  // no chunk has more
+  nvme::DiskHook* hook = nullptr;           // tests alone
+};
+
 struct JobStateOptions {
   v1::JobSpec spec;  // normalised
   const ModelTable* model = nullptr;
@@ -40,6 +54,7 @@ struct JobStateOptions {
   bool digests = false;              // of each chunk at each step: there are replicas to compare
   MemoryBudget* budget = nullptr;    // these and the model outlive the state
   TaskPool* pool = nullptr;
+  NvmeStateOptions nvme;  // of jobs whose state is on the disk
 };
 
 class JobState {
@@ -95,6 +110,13 @@ class JobState {
   virtual absl::StatusOr<PinnedParameters> Parameters(uint32_t chunk, int64_t begin,
                                                       int64_t count) = 0;
 
+  // The same for one that must not wait: what it gives is called afterwards, once, without locks,
+  // and may outlive the state. It answers at once or later, from any thread, with the parameters of
+  // version `step`, which is here now; CANCELLED: the state went.
+  using ParameterRead = std::function<void(std::function<void(absl::StatusOr<PinnedParameters>)>)>;
+  virtual absl::StatusOr<ParameterRead> BeginRead(uint32_t chunk, int64_t begin, int64_t count,
+                                                  uint64_t step);
+
   // Keeps the version that is here now for WriteSnapshot: until it is written, whatever changes a
   // chunk first copies it into memory from a bounded pool, or waits for it to be written. Call it
   // between an Apply and the next, and once the WriteSnapshot before has returned.
@@ -111,6 +133,10 @@ class JobState {
   // Apply.
   virtual absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const = 0;
 
+  // The first error that makes the state useless and was met outside Apply: a damaged or dead disk.
+  // Thread-safe.
+  virtual absl::Status Health() const { return absl::OkStatus(); }
+
   // Thread-safe.
   virtual v1::StoreUsage usage() const = 0;
 };
@@ -118,5 +144,10 @@ class JobState {
 // What Create will take of the budget: the sum of ChunkBytes::Total. While a snapshot is written,
 // up to four chunks more are taken where the budget has them; without, updates wait for the disk.
 uint64_t BytesOf(const JobStateOptions& options);
+// What Create will take of the NVMe folder: 0 of jobs in memory.
+uint64_t DiskBytesOf(const JobStateOptions& options);
+// An error of a read or write of the state that says that it is of no further use, rather than that
+// the caller asked for what is not here.
+bool IsOfTheState(const absl::Status& status);
 
 }  // namespace zeroshard::store

@@ -1,4 +1,5 @@
-// How much memory the store's jobs may take together (--memory-limit). Thread-safe.
+// How much memory the store's jobs may take together (--memory-limit), or of its NVMe folder
+// (--nvme-limit). Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,9 @@ namespace zeroshard::store {
 
 class MemoryBudget {
  public:
-  explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
+  explicit MemoryBudget(uint64_t limit, const char* what = "memory",
+                        const char* option = "--memory-limit")
+      : limit_(limit), what_(what), option_(option) {}
 
   // RESOURCE_EXHAUSTED names `what`, the bytes wanted, those free and the limit.
   absl::Status Take(uint64_t bytes, const std::string& what);
@@ -22,6 +25,8 @@ class MemoryBudget {
 
  private:
   const uint64_t limit_;
+  const char* const what_;
+  const char* const option_;
   mutable std::mutex mutex_;
   uint64_t used_ = 0;
 };

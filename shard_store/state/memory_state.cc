@@ -21,19 +21,6 @@ DType ComputeType(const v1::JobSpec& spec) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JobState>> JobState::Create(const JobStateOptions& options) {
-  auto state = std::make_unique<MemoryState>(options);
-  ZS_RETURN_IF_ERROR(state->Change(options.chunks, {}));
-  return state;
-}
-
-uint64_t BytesOf(const JobStateOptions& options) {
-  uint64_t bytes = 0;
-  for (const auto& [id, chunk] : options.chunks)
-    bytes += zeroshard::BytesOf(chunk, ComputeType(options.spec), UsesSgd(options.spec)).Total();
-  return bytes;
-}
-
 MemoryState::MemoryState(const JobStateOptions& options)
     : spec_(options.spec),
       model_(options.model),

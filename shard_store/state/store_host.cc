@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "shard_store/nvme/stale_files.h"
 #include "shard_store/state/host_job.h"
 
 namespace zeroshard::store {
@@ -48,8 +50,13 @@ struct StoreHost::Impl {
   std::vector<std::shared_ptr<HostJob>> ended;           // by Clear, their threads on their way
 };
 
-StoreHost::StoreHost(StoreHostOptions options)
-    : impl_(std::make_unique<Impl>(std::move(options))) {}
+StoreHost::StoreHost(StoreHostOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  const std::string& folder = impl_->context.options.nvme_dir;
+  if (folder.empty()) return;
+  // Jobs remove them too, and say what is wrong with the folder.
+  const absl::Status removed = nvme::RemoveStaleFiles(folder, absl::Seconds(10));
+  if (!removed.ok()) LogWarning("what earlier stores left stays: ", removed.message());
+}
 
 StoreHost::~StoreHost() {
   Clear();

@@ -15,12 +15,15 @@ std::vector<std::string> OffloadTest::Model(const std::string& architecture) {
           "sequence_length: 32, vocab_size: 256}"};
 }
 
-std::vector<std::string> OffloadTest::Offload(int stores, int replicas, bool parameters) {
-  std::vector<std::string> args = {"--stores", absl::StrCat(stores),
-                                   "--set",    "zero_optimization.offload_optimizer={device: cpu}",
-                                   "--set",    absl::StrCat("store={replicas: ", replicas, "}")};
+std::vector<std::string> OffloadTest::Offload(int stores, int replicas, bool parameters,
+                                              const std::string& device) {
+  std::vector<std::string> args = {
+      "--stores", absl::StrCat(stores),
+      "--set",    absl::StrCat("zero_optimization.offload_optimizer={device: ", device, "}"),
+      "--set",    absl::StrCat("store={replicas: ", replicas, "}")};
   if (parameters) {
-    args.insert(args.end(), {"--set", "zero_optimization.offload_param={device: cpu}"});
+    args.insert(args.end(),
+                {"--set", absl::StrCat("zero_optimization.offload_param={device: ", device, "}")});
   }
   return args;
 }

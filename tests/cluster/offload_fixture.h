@@ -20,7 +20,8 @@ class OffloadTest : public LocalTest {
 
   // Arguments of `zeroshard local`.
   static std::vector<std::string> Model(const std::string& architecture);
-  static std::vector<std::string> Offload(int stores, int replicas, bool parameters);
+  static std::vector<std::string> Offload(int stores, int replicas, bool parameters,
+                                          const std::string& device = "cpu");
   static std::vector<std::string> Endless(std::vector<std::string> args);
   // An offloaded bf16 job with enough steps for something to die in the middle.
   static std::vector<std::string> Endurance(int stores, int replicas, bool parameters = false);

@@ -81,13 +81,14 @@ TEST(NormaliseOffload, ParametersAreInTheStoresOnlyAtStage3AndWithTheOptimizer) 
                     HasSubstr("write offload_optimizer: {device: cpu} too")));
 }
 
-TEST(NormaliseOffload, NvmeIsRefusedByNameUntilTheStoresHaveIt) {
-  EXPECT_THAT(Refusal({"zero_optimization={stage: 2, offload_optimizer: {device: nvme}}"}),
-              AllOf(StartsWith("zero_optimization.offload_optimizer.device: seen nvme"),
-                    HasSubstr("this version's stores keep state in memory; use cpu")));
-  EXPECT_THAT(
-      Refusal({kParametersToo, "zero_optimization.offload_param.device=nvme"}),
-      AllOf(StartsWith("zero_optimization.offload_param.device: seen nvme"), HasSubstr("use cpu")));
+TEST(NormaliseOffload, NvmeIsADeviceOfBoth) {
+  // Neither is refused; what each needs beside it holds for nvme as for cpu.
+  EXPECT_THAT(Refusal({"zero_optimization={stage: 2, offload_optimizer: {device: nvme}}",
+                       "zero_optimization.stage=0"}),
+              AllOf(StartsWith("zero_optimization.offload_optimizer.device: seen nvme at stage 0"),
+                    HasSubstr("write stage: 1, 2 or 3")));
+  EXPECT_THAT(Refusal({"zero_optimization={stage: 3, offload_param: {device: nvme}}"}),
+              HasSubstr("write offload_optimizer: {device: nvme} too"));
 }
 
 TEST(NormaliseOffload, OtherDevicesAreRefusedWithTheChoices) {

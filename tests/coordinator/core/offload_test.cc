@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "common/plan/nvme_bytes.h"
 #include "tests/coordinator/core/running_job.h"
 
 namespace zeroshard::coordinator {
@@ -55,15 +56,22 @@ TEST(OffloadAdmission, NvmeCountsAgainstTheNvmeFolder) {
   h.StartStore("store-0", "host-s", 1 << 30, 1000);
   const RequestId id = h.SubmitJob(spec);
   EXPECT_THAT(h.Answer(id).status.message(), HasSubstr("NVMe"));
+  // One without memory for the buffers does not do either.
   h.StartStore("store-1", "host-s", 1000, 1 << 30);
+  EXPECT_THAT(h.Answer(h.SubmitJob(spec)).status.message(),
+              HasSubstr("of free memory for the buffers"));
+  h.StartStore("store-2", "host-s", 1 << 30, 1 << 30);
   EXPECT_TRUE(h.Answer(h.SubmitJob(spec)).status.ok());
   const auto nodes = h.core().Nodes(Moment{h.now(), h.unix_ms()});
-  uint64_t nvme = 0;
+  uint64_t nvme = 0, memory = 0;
   for (const v1::Node& node : nodes) {
     nvme += node.reserved_nvme_bytes();
-    EXPECT_EQ(node.reserved_bytes(), 0);
+    memory += node.reserved_bytes();
   }
-  EXPECT_EQ(nvme, BytesOfJob(spec));
+  const StoreNeeds needs = *MakeStoreNeeds(spec, 4096);
+  EXPECT_EQ(nvme, needs.bytes + needs.fixed);
+  EXPECT_GT(needs.fixed, 0u);
+  EXPECT_EQ(memory, NvmeMemoryBytes(4096));
 }
 
 TEST(OffloadAdmission, ASecondJobWaitsForTheRoomOfTheFirst) {

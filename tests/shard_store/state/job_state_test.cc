@@ -33,6 +33,7 @@ class World {
     options_.digests = digests;
     options_.budget = &budget_;
     options_.pool = &pool_;
+    if (shape.nvme) options_.nvme = disk_.Options();
     auto state = JobState::Create(options_);
     EXPECT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
@@ -86,6 +87,7 @@ class World {
   const ModelTable model_;
   const std::map<uint32_t, Chunk> chunks_;
   MemoryBudget budget_{kPlenty};
+  SmallDisk disk_;
   TaskPool pool_;
   Reference reference_;
   JobStateOptions options_;
@@ -100,11 +102,12 @@ struct Case {
   uint32_t hidden, vocab;
 };
 
-class ApplyTest : public testing::TestWithParam<Case> {};
+class ApplyTest : public testing::TestWithParam<std::tuple<Case, bool>> {};
 
 TEST_P(ApplyTest, IsBitForBitTheOptimizerOverWholeTensors) {
-  const Case& c = GetParam();
+  const Case& c = std::get<0>(GetParam());
   JobShape shape;
+  shape.nvme = std::get<1>(GetParam());
   shape.bf16 = c.bf16;
   shape.sgd = c.sgd;
   shape.hidden = c.hidden;
@@ -128,21 +131,32 @@ TEST_P(ApplyTest, IsBitForBitTheOptimizerOverWholeTensors) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, ApplyTest,
-    testing::Values(Case{"Bf16Of64", true, false, false, 64, 3, 64, 100},
-                    Case{"Bf16Of64000", true, false, false, 64000, 2, 64, 100},
-                    Case{"Bf16OfAMillionInParts", true, false, false, 1 << 20, 4, 256, 5000},
-                    Case{"Fp32Of64", false, false, false, 64, 2, 64, 100},
-                    Case{"Fp32Of4096", false, false, false, 4096, 3, 64, 101},
-                    Case{"Fp32InParts", false, false, false, 1 << 20, 5, 256, 700},
-                    Case{"Bf16Frozen", true, false, true, 4096, 2, 64, 101},
-                    Case{"Fp32Frozen", false, false, true, 4096, 2, 64, 101},
-                    Case{"SgdBf16", true, true, false, 4096, 2, 64, 101},
-                    Case{"SgdFp32Frozen", false, true, true, 64, 2, 64, 100}),
-    [](const auto& info) { return std::string(info.param.name); });
+    testing::Combine(testing::Values(Case{"Bf16Of64", true, false, false, 64, 3, 64, 100},
+                                     Case{"Bf16Of64000", true, false, false, 64000, 2, 64, 100},
+                                     Case{"Bf16OfAMillionInParts", true, false, false, 1 << 20, 4,
+                                          256, 5000},
+                                     Case{"Fp32Of64", false, false, false, 64, 2, 64, 100},
+                                     Case{"Fp32Of4096", false, false, false, 4096, 3, 64, 101},
+                                     Case{"Fp32InParts", false, false, false, 1 << 20, 5, 256, 700},
+                                     Case{"Bf16Frozen", true, false, true, 4096, 2, 64, 101},
+                                     Case{"Fp32Frozen", false, false, true, 4096, 2, 64, 101},
+                                     Case{"SgdBf16", true, true, false, 4096, 2, 64, 101},
+                                     Case{"SgdFp32Frozen", false, true, true, 64, 2, 64, 100}),
+                     testing::Bool()),
+    [](const auto& info) {
+      return std::string(std::get<0>(info.param).name) + (std::get<1>(info.param) ? "OnDisk" : "");
+    });
 
-TEST(JobStateTest, DigestsAreTheChecksumsOfTheMasterWeightsWhateverTheParts) {
+// Over both kinds of state.
+class EachState : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(In, EachState, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Disk" : "Memory");
+});
+
+TEST_P(EachState, DigestsAreTheChecksumsOfTheMasterWeightsWhateverTheParts) {
   for (const int threads : {1, 16}) {
-    World world({.hidden = 256, .vocab = 1200}, 1 << 20, threads, true);
+    World world({.hidden = 256, .vocab = 1200, .nvme = GetParam()}, 1 << 20, threads, true);
     for (const uint64_t step : {1, 2}) {
       world.Stage(step);
       const auto digests = world.Apply(Decision(step, step == 2));
@@ -264,10 +278,11 @@ TEST(JobStateTest, AChangeOfChunksKeepsThoseThatStayAndFreesTheOthers) {
   EXPECT_THAT(values, testing::Each(0.0f));
 }
 
-TEST(JobStateTest, StateCopiedChunkByChunkIsTheSameState) {
+TEST_P(EachState, StateCopiedChunkByChunkIsTheSameState) {
   for (const bool bf16 : {true, false}) {
     JobShape shape;
     shape.bf16 = bf16;
+    shape.nvme = GetParam();
     shape.trainable = {"wpe.weight", "blocks.0.mlp.*"};
     World from(shape, 4096, 2);
     from.Stage(1);
@@ -288,8 +303,9 @@ TEST(JobStateTest, StateCopiedChunkByChunkIsTheSameState) {
   }
 }
 
-TEST(JobStateTest, WhatIsNotHereOrDoesNotFitIsRefused) {
+TEST_P(EachState, WhatIsNotHereOrDoesNotFitIsRefused) {
   JobShape shape;
+  shape.nvme = GetParam();
   shape.trainable = {"blocks.*"};
   World world(shape, 4096, 1);
   JobState* state = world.state_.get();
@@ -313,8 +329,9 @@ TEST(JobStateTest, WhatIsNotHereOrDoesNotFitIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(state->Digest({100000}).status()));
 }
 
-TEST(JobStateTest, TheWeightDigestIsThatOfTheWholeUnitsHoweverTheyAreCut) {
+TEST_P(EachState, TheWeightDigestIsThatOfTheWholeUnitsHoweverTheyAreCut) {
   JobShape shape;
+  shape.nvme = GetParam();
   shape.trainable = {"wpe.weight", "blocks.*"};
   World world(shape, 64 * 9, 3);
   world.Stage(1);
@@ -343,8 +360,8 @@ class BrokenSource : public FreshWeights {
   }
 };
 
-TEST(JobStateTest, FillingEndsWithTheSourcesErrorOrWhenItIsStopped) {
-  World world({}, 4096, 2);
+TEST_P(EachState, FillingEndsWithTheSourcesErrorOrWhenItIsStopped) {
+  World world({.nvme = GetParam()}, 4096, 2);
   std::vector<uint32_t> all;
   for (const auto& [id, chunk] : world.chunks_) all.push_back(id);
   const BrokenSource broken(1);

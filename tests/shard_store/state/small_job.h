@@ -18,6 +18,7 @@
 #include "common/safetensors/float_types.h"
 #include "common/spec/job_spec.h"
 #include "shard_store/state/job_state.h"
+#include "tests/common/temp_folder.h"
 
 namespace zeroshard::store {
 
@@ -30,6 +31,7 @@ struct JobShape {
   uint32_t vocab = 100;
   std::vector<std::string> trainable = {};
   uint64_t seed = 7;
+  bool nvme = false;  // on the disk
 };
 
 inline v1::JobSpec MakeSpec(const JobShape& shape) {
@@ -57,10 +59,25 @@ inline v1::JobSpec MakeSpec(const JobShape& shape) {
     params->set_eps(kEps);
   }
   spec.mutable_zero_optimization()->set_stage(2);
-  spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device("cpu");
+  spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device(shape.nvme ? "nvme"
+                                                                                       : "cpu");
   spec.mutable_timeouts()->set_start_seconds(60);
   return spec;
 }
+
+// A folder for states on the disk and a limit that none of these jobs meets.
+struct SmallDisk {
+  MemoryFolder folder;
+  MemoryBudget budget{uint64_t{1} << 32, "NVMe folder", "--nvme-limit"};
+
+  NvmeStateOptions Options() {
+    NvmeStateOptions options;
+    options.dir = folder.path();
+    options.budget = &budget;
+    options.run_id = "run-small";
+    return options;
+  }
+};
 
 inline ModelTable MakeModel(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());

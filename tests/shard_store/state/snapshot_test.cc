@@ -10,6 +10,7 @@
 
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/store.h"
+#include "common/plan/nvme_bytes.h"
 #include "tests/common/temp_folder.h"
 #include "tests/shard_store/state/gated_files.h"
 #include "tests/shard_store/state/small_job.h"
@@ -19,11 +20,12 @@ namespace {
 
 constexpr int64_t kChunk = 4096;
 
-class SnapshotTest : public testing::Test {
+class SnapshotTest : public testing::TestWithParam<bool> {
  protected:
   void Make(const JobShape& shape, uint64_t limit = uint64_t{1} << 30) {
     shape_ = shape;
-    spec_ = MakeSpec(shape);
+    shape_.nvme = nvme();
+    spec_ = MakeSpec(shape_);
     model_ = MakeModel(spec_);
     chunks_ = AllChunks(model_, kChunk);
     budget_ = std::make_unique<MemoryBudget>(limit);
@@ -34,6 +36,10 @@ class SnapshotTest : public testing::Test {
     for (const auto& [id, chunk] : chunks_) all.push_back(id);
     ASSERT_TRUE(state_->Fill({&fresh, nullptr, nullptr}, all, nullptr, nullptr).ok());
   }
+  // Over the state in memory and that on the disk.
+  virtual bool nvme() const { return GetParam(); }
+  // Chunks that can change while a snapshot has written nothing yet.
+  size_t spare() const { return nvme() ? kNvmeSpareSlots : 4; }
   void TearDown() override { state_ = nullptr; }
 
   std::unique_ptr<JobState> MakeState(const std::map<uint32_t, Chunk>& chunks) {
@@ -43,6 +49,7 @@ class SnapshotTest : public testing::Test {
     options.chunks = chunks;
     options.budget = budget_.get();
     options.pool = &pool_;
+    if (nvme()) options.nvme = disk_.Options();
     auto state = JobState::Create(options);
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? *std::move(state) : nullptr;
@@ -140,6 +147,7 @@ class SnapshotTest : public testing::Test {
   ModelTable model_;
   std::map<uint32_t, Chunk> chunks_;
   std::unique_ptr<MemoryBudget> budget_;
+  SmallDisk disk_;
   TaskPool pool_{2};
   GatedFiles files_;
   std::unique_ptr<JobState> state_;
@@ -149,7 +157,11 @@ class SnapshotTest : public testing::Test {
   size_t applied_ = 0;
 };
 
-TEST_F(SnapshotTest, IsTheVersionItWasTakenAtWhileLaterStepsAreApplied) {
+INSTANTIATE_TEST_SUITE_P(In, SnapshotTest, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Disk" : "Memory");
+});
+
+TEST_P(SnapshotTest, IsTheVersionItWasTakenAtWhileLaterStepsAreApplied) {
   for (const JobShape& shape :
        {JobShape{.bf16 = true}, JobShape{.bf16 = false},
         JobShape{.bf16 = true, .trainable = {"wpe.weight", "blocks.0.mlp.*"}},
@@ -169,7 +181,7 @@ TEST_F(SnapshotTest, IsTheVersionItWasTakenAtWhileLaterStepsAreApplied) {
     });
     files_.WaitForWriter();  // at the header: it holds no chunk yet
     std::future<absl::Status> step = Begin(3);
-    WaitForApplied(4);  // as many as are copied
+    WaitForApplied(spare());  // as many as are copied
     EXPECT_EQ(step.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
     files_.Open();
     EXPECT_TRUE(step.get().ok());
@@ -185,7 +197,13 @@ TEST_F(SnapshotTest, IsTheVersionItWasTakenAtWhileLaterStepsAreApplied) {
   }
 }
 
-TEST_F(SnapshotTest, WithoutMemoryForCopiesUpdatesWaitForTheDiskAlone) {
+class MemorySnapshotTest : public SnapshotTest {
+  bool nvme() const override { return false; }
+};
+
+INSTANTIATE_TEST_SUITE_P(In, MemorySnapshotTest, testing::Values(false));
+
+TEST_P(MemorySnapshotTest, WithoutMemoryForCopiesUpdatesWaitForTheDiskAlone) {
   Make({});
   const uint64_t bytes = budget_->used();
   state_ = nullptr;
@@ -202,7 +220,7 @@ TEST_F(SnapshotTest, WithoutMemoryForCopiesUpdatesWaitForTheDiskAlone) {
   state_->EndSnapshot();
 }
 
-TEST_F(SnapshotTest, StoresWriteAFileEachWhichTogetherAreTheModel) {
+TEST_P(SnapshotTest, StoresWriteAFileEachWhichTogetherAreTheModel) {
   Make({.trainable = {"wpe.weight", "blocks.*"}});
   Step(1);
   const Reference then = *reference_;
@@ -215,7 +233,7 @@ TEST_F(SnapshotTest, StoresWriteAFileEachWhichTogetherAreTheModel) {
   Check(reports, then);
 }
 
-TEST_F(SnapshotTest, OneThatIsGivenUpHoldsNothingBackAndSaysSo) {
+TEST_P(SnapshotTest, OneThatIsGivenUpHoldsNothingBackAndSaysSo) {
   Make({});
   Step(1);
   state_->PreserveSnapshot(Order(1, 0, 1, [](uint32_t) { return true; }));
@@ -224,7 +242,7 @@ TEST_F(SnapshotTest, OneThatIsGivenUpHoldsNothingBackAndSaysSo) {
                            [&] { return state_->WriteSnapshot(&files_, nullptr, nullptr); });
   files_.WaitForWriter();
   std::future<absl::Status> step = Begin(2);
-  WaitForApplied(4);
+  WaitForApplied(spare());
   state_->EndSnapshot();
   EXPECT_TRUE(step.get().ok());  // while the writer is still held up
   files_.Open();
@@ -234,7 +252,7 @@ TEST_F(SnapshotTest, OneThatIsGivenUpHoldsNothingBackAndSaysSo) {
   EXPECT_TRUE(StateEquals(state_.get(), *reference_, chunks_));
 }
 
-TEST_F(SnapshotTest, ADiskThatFailsIsReportedAndTrainingGoesOn) {
+TEST_P(SnapshotTest, ADiskThatFailsIsReportedAndTrainingGoesOn) {
   Make({});
   Step(1);
   state_->PreserveSnapshot(Order(1, 0, 1, [](uint32_t) { return true; }));
@@ -247,7 +265,7 @@ TEST_F(SnapshotTest, ADiskThatFailsIsReportedAndTrainingGoesOn) {
   EXPECT_TRUE(StateEquals(state_.get(), *reference_, chunks_));
 }
 
-TEST_F(SnapshotTest, AStateFilledFromItIsThatStateWhateverTheChunks) {
+TEST_P(SnapshotTest, AStateFilledFromItIsThatStateWhateverTheChunks) {
   for (const bool sgd : {false, true}) {
     state_ = nullptr;
     Make({.sgd = sgd, .trainable = {"wpe.weight", "blocks.0.mlp.*"}});

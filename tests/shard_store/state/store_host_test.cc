@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <mutex>
@@ -49,9 +50,11 @@ class Reports {
 
 // A store with what it says and how it reaches others.
 struct TestStore {
-  explicit TestStore(uint64_t memory_limit = kPlenty) {
+  explicit TestStore(uint64_t memory_limit = kPlenty, uint64_t nvme_limit = kPlenty) {
     StoreHostOptions options;
     options.memory_limit = memory_limit;
+    options.nvme_limit = nvme_limit;
+    if (nvme_limit != 0) options.nvme_dir = disk.path();
     options.threads = 2;
     options.files = &files;
     options.chunk_elements = kChunk;
@@ -62,6 +65,7 @@ struct TestStore {
     host = std::make_unique<StoreHost>(options);
   }
 
+  MemoryFolder disk;
   Reports reports;
   GatedFiles files;
   std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(const v1::StoreMap::Store&,
@@ -250,9 +254,16 @@ class StoreHostTest : public testing::Test {
   ~StoreHostTest() override { SetLogLevel(LogLevel::kInfo); }
 };
 
-TEST_F(StoreHostTest, AJobsWholeLife) {
+// Over jobs in memory and on the disk.
+class EachStateHost : public StoreHostTest, public testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(In, EachStateHost, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Disk" : "Memory");
+});
+
+TEST_P(EachStateHost, AJobsWholeLife) {
   TestStore store;
-  TestJob job("run-1", {.trainable = {"wpe.weight", "blocks.*"}});
+  TestJob job("run-1", {.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()});
   job.Tell(&store);
   v1::StoreReport report = job.WaitForStep(&store, 0);
   EXPECT_EQ(report.usage().chunks(), job.chunks_.size());
@@ -522,9 +533,9 @@ TEST_F(StoreHostTest, WhatWaitsWhereTheStateIsOfNoUseIsToldSo) {
   EXPECT_TRUE(absl::IsUnavailable(told)) << told;
 }
 
-TEST_F(StoreHostTest, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWritten) {
+TEST_P(EachStateHost, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWritten) {
   TestStore store;
-  TestJob job("run-1");
+  TestJob job("run-1", {.nvme = GetParam()});
   const MemoryFolder first, second;
   job.Tell(&store);
   job.WaitForStep(&store, 0);
@@ -559,9 +570,9 @@ TEST_F(StoreHostTest, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWritten)
   job.ExpectParameters(&store, stream, 3);
 }
 
-TEST_F(StoreHostTest, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
+TEST_P(EachStateHost, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
   TestStore first, second;
-  TestJob job("run-1", {.trainable = {"wpe.weight", "blocks.*"}});
+  TestJob job("run-1", {.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()});
   job.SetStores(2, 2, 1);
   job.Tell(&first);
   job.WaitForStep(&first, 0);
@@ -609,9 +620,9 @@ TEST_F(StoreHostTest, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
   EXPECT_THAT(a.chunk_digests(), testing::ElementsAreArray(b.chunk_digests()));
 }
 
-TEST_F(StoreHostTest, TwoStoresCopyFromEachOtherAtOnce) {
+TEST_P(EachStateHost, TwoStoresCopyFromEachOtherAtOnce) {
   TestStore stores[2];
-  TestJob job("run-1");
+  TestJob job("run-1", {.nvme = GetParam()});
   const auto peer = [&](const v1::StoreMap::Store& store,
                         const v1::BulkHello& hello) -> absl::StatusOr<std::unique_ptr<PeerReader>> {
     return LocalPeer::Connect(stores[store.member() == "store-0" ? 0 : 1].host.get(), hello);
@@ -691,9 +702,9 @@ TEST_F(StoreHostTest, APeerThatDoesNotAnswerFailsTheLoadAndIsNamed) {
                                                HasSubstr("chunk 0")));
 }
 
-TEST_F(StoreHostTest, DigestsAreToldWhereThereAreReplicas) {
+TEST_P(EachStateHost, DigestsAreToldWhereThereAreReplicas) {
   TestStore a, b;
-  TestJob job("run-1", {.bf16 = false});
+  TestJob job("run-1", {.bf16 = false, .nvme = GetParam()});
   job.SetStores(2, 2);
   v1::StoreReport reports[2];
   TestStore* stores[] = {&a, &b};
@@ -715,11 +726,11 @@ TEST_F(StoreHostTest, DigestsAreToldWhereThereAreReplicas) {
   EXPECT_THAT(reports[0].chunk_digests(), testing::ElementsAreArray(reports[1].chunk_digests()));
 }
 
-TEST_F(StoreHostTest, AStoreCanEndInTheMiddleOfEverything) {
+TEST_P(EachStateHost, AStoreCanEndInTheMiddleOfEverything) {
   const MemoryFolder folder;
   for (int i = 0; i < 3; ++i) {
     TestStore store;
-    TestJob job("run-1");
+    TestJob job("run-1", {.nvme = GetParam()});
     job.Tell(&store);
     if (i == 0) continue;  // loading
     job.WaitForStep(&store, 0);
@@ -731,6 +742,101 @@ TEST_F(StoreHostTest, AStoreCanEndInTheMiddleOfEverything) {
     if (i == 2) job.WaitForStep(&store, 1);
     store.host->Clear();
     (void)waits.get();
+  }
+}
+
+TEST_F(StoreHostTest, AStoreWithoutAFolderRefusesAJobOnDisksByName) {
+  TestStore store(kPlenty, 0);
+  TestJob job("run-1", {.nvme = true});
+  job.Tell(&store);
+  const v1::StoreReport report = job.WaitForFailure(&store);
+  EXPECT_EQ(report.error_code(), "FAILED_PRECONDITION");
+  EXPECT_THAT(report.problem(), testing::AllOf(HasSubstr("job small"), HasSubstr("device: nvme"),
+                                               HasSubstr("--nvme-dir")));
+}
+
+TEST_F(StoreHostTest, TheFolderHoldsNoMoreThanItsLimitAndNothingOnceTheJobIsOver) {
+  TestJob a("run-a", {.nvme = true}), b("run-b", {.nvme = true});
+  JobStateOptions options;
+  options.spec = a.spec_;
+  options.chunks = a.chunks_;
+  options.nvme.chunk_elements = kChunk;
+  const uint64_t bytes = DiskBytesOf(options);
+  TestStore store(kPlenty, bytes);
+  a.Tell(&store);
+  const v1::StoreReport report = a.WaitForStep(&store, 0);
+  EXPECT_EQ(report.usage().nvme_bytes(), bytes);
+  EXPECT_EQ(report.usage().master_bytes(), 0u);
+  const auto files = [&] {
+    uint64_t seen = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(store.disk.path()))
+      if (entry.path().extension() == ".chunks") seen += entry.file_size();
+    return seen;
+  };
+  EXPECT_EQ(files(), bytes);
+  b.Tell(&store);
+  const v1::StoreReport refused = b.WaitForFailure(&store);
+  EXPECT_EQ(refused.error_code(), "RESOURCE_EXHAUSTED");
+  EXPECT_THAT(refused.problem(),
+              testing::AllOf(HasSubstr("--nvme-limit"), HasSubstr(std::to_string(bytes))));
+  a.next_.set_drop(true);
+  a.Tell(&store);
+  a.WaitFor(&store, [](const auto& r) { return r.dropped(); });
+  EXPECT_EQ(files(), 0u);
+  b.next_.set_map_version(2);
+  b.Tell(&store);
+  b.WaitForStep(&store, 0);
+}
+
+// Flips a byte in the middle of every block of the job's file.
+void Damage(const TestStore& store) {
+  for (const auto& entry : std::filesystem::directory_iterator(store.disk.path())) {
+    if (entry.path().extension() != ".chunks") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto size = static_cast<std::streamoff>(entry.file_size());
+    for (std::streamoff at = 4096 + 100; at < size; at += 4096) {
+      file.seekg(at);
+      const auto byte = static_cast<char>(file.get() ^ 1);
+      file.seekp(at);
+      file.put(byte);
+    }
+  }
+}
+
+TEST_F(StoreHostTest, AFlippedByteFailsTheJobAndIsNeverTrainedOnOrSent) {
+  for (const char* by : {"pull", "step", "digest", "snapshot"}) {
+    SCOPED_TRACE(by);
+    const std::string met = by;
+    const MemoryFolder checkpoint;
+    TestStore store;
+    TestJob job("run-1", {.nvme = true});
+    job.Tell(&store);
+    job.WaitForStep(&store, 0);
+    const auto stream = job.Open(&store);
+    job.Step(&store, stream, 1);
+    if (met != "step") Damage(store);
+    if (met == "pull") {
+      EXPECT_TRUE(absl::IsDataLoss(job.Pull(&store, stream, 1, 0).get().status()));
+    } else if (met == "digest") {
+      job.next_.set_digest_step(1);
+      job.Tell(&store);
+    } else if (met == "snapshot") {
+      v1::SnapshotOrder* order = job.next_.mutable_snapshot();
+      order->set_step(1);
+      order->set_folder(checkpoint.path());
+      order->set_count(1);
+      for (const auto& [id, chunk] : job.chunks_) order->add_chunks(id);
+      job.Tell(&store);
+    } else {
+      job.PushAll(&store, stream.get(), 2);
+      Damage(store);
+      job.Decide(2);
+      job.Tell(&store);
+    }
+    const v1::StoreReport report = job.WaitForFailure(&store);
+    EXPECT_EQ(report.error_code(), "DATA_LOSS");
+    EXPECT_THAT(report.problem(), testing::AllOf(HasSubstr(store.disk.path()), HasSubstr("chunk "),
+                                                 HasSubstr("damaged")));
   }
 }
 

@@ -1,0 +1,60 @@
+// Parameters on their way from the disk to workers: reads that are queued, done by threads of their
+// own into a fixed number of buffers, and handed over with them. Within this library.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "shard_store/state/buffer.h"
+#include "shard_store/state/job_state.h"
+
+namespace zeroshard::store {
+
+// Thread-safe.
+class NvmePulls {
+ public:
+  // Reads into the buffer; its threads may wait.
+  using Read = std::function<absl::Status(char* to)>;
+  using Done = std::function<void(absl::StatusOr<PinnedParameters>)>;
+
+  // `buffers` of one section of a chunk each: as many reads and what they have brought are in
+  // memory at a time. A buffer comes back when its pin goes, also after this.
+  explicit NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers);
+  ~NvmePulls() { End(); }
+  NvmePulls(const NvmePulls&) = delete;
+  NvmePulls& operator=(const NvmePulls&) = delete;
+
+  // Never waits. `done` is called once, from a thread of this: DEADLINE_EXCEEDED where no buffer
+  // came back in time, since workers do not read what they asked for.
+  void Add(size_t bytes, Read read, Done done);
+  // Ends what is queued, and what comes later, with CANCELLED. Not on a thread of this.
+  void End();
+
+ private:
+  struct Task {
+    size_t bytes = 0;
+    Read read;
+    Done done;
+  };
+  struct Room {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::shared_ptr<Buffer>> free;
+    std::deque<Task> tasks;
+    bool ending = false;
+  };
+
+  void Main();
+  void Serve(Task task);
+
+  const std::shared_ptr<Room> room_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace zeroshard::store

@@ -1,0 +1,177 @@
+// NvmeState: a version kept and written while the next steps are applied.
+#include <algorithm>
+#include <utility>
+
+#include "common/checkpoint/store.h"
+#include "common/status_macros.h"
+#include "shard_store/state/nvme_disk.h"
+
+namespace zeroshard::store {
+
+struct NvmeState::Snapshot {
+  v1::SnapshotOrder order;
+  std::vector<View> chunks;  // that are written, by number
+  std::shared_ptr<Disk> disk;
+  absl::Status status;  // of the order
+  std::atomic<bool> ended = false;
+};
+
+void NvmeState::PreserveSnapshot(const v1::SnapshotOrder& order) {
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->order = order;
+  std::vector<uint32_t> ids(order.chunks().begin(), order.chunks().end());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  for (const uint32_t id : ids) {
+    absl::StatusOr<View> view = Find(id);
+    if (view.ok()) {
+      snapshot->chunks.push_back(*std::move(view));
+    } else if (snapshot->status.ok()) {
+      snapshot->status = view.status();
+    }
+  }
+  std::vector<uint32_t> others;
+  std::lock_guard<std::mutex> lock(mutex_);
+  snapshot->disk = disk_;
+  if (disk_ != nullptr && snapshot->status.ok()) {
+    snapshot->status = disk_->file->Preserve();
+    if (snapshot->status.ok()) {
+      for (const auto& [id, chunk] : chunks_)
+        if (!std::binary_search(ids.begin(), ids.end(), id)) disk_->file->Release(id);
+    }
+  }
+  snapshot_ = std::move(snapshot);
+}
+
+void NvmeState::EndSnapshot() {
+  std::shared_ptr<Snapshot> snapshot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    snapshot = std::move(snapshot_);
+    snapshot_ = nullptr;
+  }
+  if (snapshot == nullptr) return;
+  snapshot->ended = true;
+  if (snapshot->disk != nullptr) snapshot->disk->file->ReleaseAll();
+}
+
+// Goes through the chunks in order, and of each through its kinds, one of which is in memory.
+class NvmeState::SnapshotWriter {
+ public:
+  SnapshotWriter(const NvmeState* state, std::shared_ptr<Snapshot> snapshot,
+                 const std::function<void(uint64_t)>& progress, const std::atomic<bool>* stop)
+      : state_(*state), snapshot_(std::move(snapshot)), progress_(progress), stop_(stop) {}
+
+  absl::StatusOr<CheckpointFile> Write(FileSystem* files) {
+    ZS_RETURN_IF_ERROR(snapshot_->status);
+    MakePieces();
+    ZS_ASSIGN_OR_RETURN(
+        CheckpointFile file,
+        WriteStateFile(files, snapshot_->order.folder(), static_cast<int>(snapshot_->order.index()),
+                       static_cast<int>(snapshot_->order.count()), pieces_,
+                       [this](size_t piece) { return Values(piece); }));
+    // Those without a piece are part of the digests too.
+    while (next_ < sections_.size()) ZS_RETURN_IF_ERROR(Advance());
+    return file;
+  }
+  const WeightDigest& digest(int kind) const { return digests_[kind]; }
+
+ private:
+  struct Section {
+    size_t chunk = 0;  // index
+    StateKind kind = StateKind::kMaster;
+  };
+  struct Place {
+    size_t section = 0;  // index
+    int64_t begin = 0;
+  };
+
+  void MakePieces() {
+    for (size_t i = 0; i < snapshot_->chunks.size(); ++i) {
+      const Described& chunk = snapshot_->chunks[i].chunk;
+      for (int k = 0; k < kStateKinds; ++k) {
+        const auto kind = static_cast<StateKind>(k);
+        if (!chunk.Has(kind)) continue;
+        sections_.push_back({i, kind});
+        for (const TensorPart& part : chunk.about->tensors) {
+          if (kind != StateKind::kMaster && !part.tensor->trainable) continue;
+          pieces_.push_back({.kind = kind,
+                             .tensor = part.tensor->name,
+                             .shape = part.tensor->shape,
+                             .begin = part.in_tensor,
+                             .end = part.in_tensor + (part.end - part.begin)});
+          places_.push_back({sections_.size() - 1, part.begin});
+        }
+      }
+    }
+  }
+
+  absl::StatusOr<const float*> Values(size_t piece) {
+    while (next_ <= places_[piece].section) ZS_RETURN_IF_ERROR(Advance());
+    if (progress_) {
+      progress_(static_cast<uint64_t>(pieces_[piece].end - pieces_[piece].begin) * sizeof(float));
+    }
+    return state_.written_->as<float>() + places_[piece].begin;
+  }
+
+  // Reads the next section; a chunk of which all were read may change.
+  absl::Status Advance() {
+    if ((stop_ != nullptr && *stop_) || snapshot_->ended)
+      return absl::CancelledError("the snapshot was given up");
+    const Section& section = sections_[next_];
+    const View& view = snapshot_->chunks[section.chunk];
+    const Chunk& chunk = view.chunk.about->chunk;
+    const absl::Span<float> values(state_.written_->as<float>(), static_cast<size_t>(chunk.size()));
+    const uint64_t version = chunk.trained ? nvme::ChunkFile::kPreserved : view.version;
+    ZS_RETURN_IF_ERROR(state_.ReadKind(view, section.kind, version, 0, values));
+    ++next_;
+    if (next_ == sections_.size() || sections_[next_].chunk != section.chunk)
+      snapshot_->disk->file->Release(view.chunk.about->id);
+    digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(chunk.unit),
+                                                 static_cast<uint64_t>(chunk.begin), values);
+    return absl::OkStatus();
+  }
+
+  const NvmeState& state_;
+  const std::shared_ptr<Snapshot> snapshot_;
+  const std::function<void(uint64_t)>& progress_;
+  const std::atomic<bool>* const stop_;
+  std::vector<Section> sections_;
+  std::vector<StatePiece> pieces_;
+  std::vector<Place> places_;
+  size_t next_ = 0;  // sections before it were read
+  WeightDigest digests_[kStateKinds];
+};
+
+v1::SnapshotReport NvmeState::WriteSnapshot(FileSystem* files,
+                                            const std::function<void(uint64_t)>& progress,
+                                            const std::atomic<bool>* stop) {
+  std::shared_ptr<Snapshot> snapshot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    snapshot = snapshot_;
+  }
+  v1::SnapshotReport report;
+  report.set_done(true);
+  if (snapshot == nullptr) {
+    report.set_problem("the snapshot was given up");
+    return report;
+  }
+  report.set_step(snapshot->order.step());
+  SnapshotWriter writer(this, snapshot, progress, stop);
+  const absl::StatusOr<CheckpointFile> file = writer.Write(files);
+  if (!file.ok()) {
+    report.set_problem(std::string(file.status().message()));
+    return report;
+  }
+  report.set_file(file->name);
+  report.set_bytes(file->bytes);
+  report.set_crc32c(file->crc32c);
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    report.add_digests(writer.digest(kind).low);
+    report.add_digests(writer.digest(kind).high);
+  }
+  return report;
+}
+
+}  // namespace zeroshard::store

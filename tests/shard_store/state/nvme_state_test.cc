@@ -1,0 +1,147 @@
+// What only a state on the disk does; the rest is in job_state_test.cc, over both kinds.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <future>
+
+#include "common/plan/nvme_bytes.h"
+#include "tests/shard_store/state/small_job.h"
+
+namespace zeroshard::store {
+namespace {
+
+using testing::HasSubstr;
+
+class NvmeStateTest : public testing::Test {
+ protected:
+  void Make(const JobShape& shape, int64_t chunk_elements, uint64_t memory) {
+    shape_ = shape;
+    shape_.nvme = true;
+    spec_ = MakeSpec(shape_);
+    model_ = MakeModel(spec_);
+    chunks_ = AllChunks(model_, chunk_elements);
+    budget_ = std::make_unique<MemoryBudget>(memory);
+    options_.spec = spec_;
+    options_.model = &model_;
+    options_.chunks = chunks_;
+    options_.budget = budget_.get();
+    options_.pool = &pool_;
+    options_.nvme = disk_.Options();
+    options_.nvme.chunk_elements = chunk_elements;
+    auto state = JobState::Create(options_);
+    ASSERT_TRUE(state.ok()) << state.status();
+    state_ = *std::move(state);
+    reference_ = std::make_unique<Reference>(model_, shape_);
+    const FreshWeights fresh(shape_.seed);
+    std::vector<uint32_t> all;
+    for (const auto& [id, chunk] : chunks_) all.push_back(id);
+    ASSERT_TRUE(state_->Fill({&fresh, nullptr, nullptr}, all, nullptr, nullptr).ok());
+  }
+
+  void Step(uint64_t step) {
+    const size_t width = shape_.bf16 ? 2 : 4;
+    for (size_t u = 0; u < model_.units.size(); ++u) {
+      const std::vector<char> gradient = GradientOf(model_, u, step, shape_.bf16);
+      for (const auto& [id, chunk] : chunks_) {
+        if (static_cast<size_t>(chunk.unit) != u) continue;
+        const absl::Span<const char> part[] = {absl::MakeConstSpan(gradient).subspan(
+            static_cast<size_t>(chunk.begin) * width, static_cast<size_t>(chunk.size()) * width)};
+        ASSERT_TRUE(state_->Stage(id, 0, chunk.size(), part).ok());
+      }
+    }
+    std::promise<absl::Status> done;
+    state_->Apply(
+        Decision(step), [](uint32_t, uint32_t) {},
+        [&](const absl::Status& status) { done.set_value(status); });
+    const absl::Status status = done.get_future().get();
+    ASSERT_TRUE(status.ok()) << status;
+    reference_->Step(Decision(step));
+  }
+
+  uint64_t InFolder() const {
+    uint64_t bytes = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(disk_.folder.path()))
+      if (entry.path().extension() == ".chunks") bytes += entry.file_size();
+    return bytes;
+  }
+
+  JobShape shape_;
+  v1::JobSpec spec_;
+  ModelTable model_;
+  std::map<uint32_t, Chunk> chunks_;
+  std::unique_ptr<MemoryBudget> budget_;
+  SmallDisk disk_;
+  TaskPool pool_{2};
+  JobStateOptions options_;
+  std::unique_ptr<JobState> state_;
+  std::unique_ptr<Reference> reference_;
+};
+
+TEST_F(NvmeStateTest, AStateOfFourTimesTheMemoryIsTrainedWithinIt) {
+  constexpr int64_t kElements = 1 << 16;
+  const uint64_t memory = NvmeMemoryBytes(kElements);
+  ASSERT_NO_FATAL_FAILURE(Make({.hidden = 512, .vocab = 11500}, kElements, memory));
+  uint64_t state = 0;
+  for (const auto& [id, chunk] : chunks_)
+    state += zeroshard::BytesOf(chunk, DType::kBF16, false).Total();
+  EXPECT_GE(state, 4 * memory);
+  EXPECT_EQ(budget_->used(), memory);
+  EXPECT_EQ(state_->usage().nvme_bytes(), InFolder());
+  ASSERT_NO_FATAL_FAILURE(Step(1));
+  EXPECT_EQ(budget_->used(), memory);
+  EXPECT_TRUE(StateEquals(state_.get(), *reference_, chunks_));
+  state_ = nullptr;
+  EXPECT_EQ(budget_->used(), 0u);
+  EXPECT_EQ(InFolder(), 0u);
+}
+
+TEST_F(NvmeStateTest, WhatTheCoordinatorCountsIsWhatTheFileTakes) {
+  for (const JobShape& shape : {JobShape{}, JobShape{.bf16 = false}, JobShape{.sgd = true},
+                                JobShape{.trainable = {"wpe.weight", "blocks.*"}},
+                                JobShape{.bf16 = false, .trainable = {"wpe.weight", "blocks.*"}}}) {
+    state_ = nullptr;
+    ASSERT_NO_FATAL_FAILURE(Make(shape, 4096, uint64_t{1} << 30));
+    EXPECT_EQ(InFolder(), DiskBytesOf(options_));
+    EXPECT_EQ(disk_.budget.used(), DiskBytesOf(options_));
+    EXPECT_EQ(budget_->used(), zeroshard::store::BytesOf(options_));
+  }
+}
+
+TEST_F(NvmeStateTest, AChangeOfChunksMovesThoseThatStayToANewFile) {
+  ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+  ASSERT_NO_FATAL_FAILURE(Step(1));
+  std::map<uint32_t, Chunk> fewer = chunks_;
+  fewer.erase(0);
+  const uint32_t last = chunks_.rbegin()->first;
+  std::vector<uint32_t> keep;
+  for (const auto& [id, chunk] : fewer)
+    if (id != last) keep.push_back(id);
+  ASSERT_TRUE(state_->Change(fewer, keep).ok());
+  JobStateOptions options = options_;
+  options.chunks = fewer;
+  EXPECT_EQ(InFolder(), DiskBytesOf(options));
+  EXPECT_EQ(disk_.budget.used(), DiskBytesOf(options));
+  EXPECT_TRUE(absl::IsInvalidArgument(state_->Parameters(0, 0, 1).status()));
+  // Nothing was written of the one that is new.
+  std::vector<float> values(64);
+  EXPECT_FALSE(state_->GetState(last, StateKind::kMaster, 0, absl::MakeSpan(values)).ok());
+  fewer.erase(last);
+  EXPECT_TRUE(StateEquals(state_.get(), *reference_, fewer));
+}
+
+TEST_F(NvmeStateTest, AChangeThatDoesNotFitBesideTheOldFileIsRefusedAndLeavesWhatStays) {
+  ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+  ASSERT_TRUE(disk_.budget.Take(disk_.budget.limit() - disk_.budget.used(), "the test").ok());
+  std::map<uint32_t, Chunk> kept = chunks_;
+  kept.erase(0);
+  std::vector<uint32_t> keep;
+  for (const auto& [id, chunk] : kept) keep.push_back(id);
+  const absl::Status status = state_->Change(chunks_, keep);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--nvme-limit"));
+  EXPECT_TRUE(StateEquals(state_.get(), *reference_, kept));
+}
+
+}  // namespace
+}  // namespace zeroshard::store
