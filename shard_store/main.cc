@@ -13,6 +13,7 @@
 #include "common/member/host_info.h"
 #include "common/member/member_daemon.h"
 #include "shard_store/host_sessions.h"
+#include "shard_store/nvme/stale_files.h"
 #include "shard_store/service/bulk_service.h"
 #include "shard_store/service/peer_reader.h"
 #include "shard_store/store_agent.h"
@@ -24,12 +25,17 @@ using namespace zeroshard;
 
 // A peer that is asked for a chunk's state must go on answering within this.
 constexpr absl::Duration kPeerTimeout = absl::Seconds(60);
+// Stores that share an --nvme-dir take turns there, for as long as making a file takes.
+constexpr absl::Duration kFolderTimeout = absl::Seconds(60);
 
-// Makes the folder and says what may be written into it: `limit`, or what is free where that is
-// less or nothing was said.
+// Makes the folder, removes what stores that were killed left there, and says what may be written
+// into it: `limit`, or what is free then where that is less or nothing was said.
 absl::StatusOr<uint64_t> NvmeBytes(const std::string& folder, uint64_t limit) {
   if (absl::Status made = MakeFolders(folder); !made.ok()) {
     return absl::Status(made.code(), absl::StrCat("--nvme-dir: ", made.message()));
+  }
+  if (absl::Status removed = nvme::RemoveStaleFiles(folder, kFolderTimeout); !removed.ok()) {
+    return absl::Status(removed.code(), absl::StrCat("--nvme-dir: ", removed.message()));
   }
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(folder, error);
@@ -71,21 +77,27 @@ int main(int argc, char** argv) {
   host_options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 
   CLI::App app(
-      "A shard store: keeps optimizer state of training jobs in this host's memory and serves it "
-      "to the workers. Registers with the coordinator and runs until SIGTERM or SIGINT. What it "
-      "holds is gone when it ends: store.replicas in the job and checkpoints are for that.\n"
-      "Example: zeroshard-store --coordinator 10.0.0.5:7070 --name store-0 --memory-limit 64GiB");
+      "A shard store: keeps optimizer state of training jobs in this host's memory, or on its NVMe "
+      "disk, and serves it to the workers. Registers with the coordinator and runs until SIGTERM "
+      "or SIGINT. What it holds is gone when it ends, also what is on the disk: store.replicas in "
+      "the job and checkpoints are for that.\n"
+      "Example: zeroshard-store --coordinator 10.0.0.5:7070 --name store-0 --memory-limit 64GiB "
+      "--nvme-dir /mnt/nvme0/zeroshard");
   AddMemberOptions(&app, &options);
-  app.add_option("--memory-limit", memory_limit,
-                 "Most bytes of state to hold, for example 64GiB. Default: this host's memory.")
+  app.add_option(
+         "--memory-limit", memory_limit,
+         "Most bytes of state to hold in memory, for example 64GiB; of a job on disks these "
+         "are its buffers. Default: this host's memory.")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
   app.add_option("--nvme-dir", host_options.nvme_dir,
-                 "Folder on a local NVMe disk for jobs with device: nvme, which this version's job "
-                 "files refuse: nothing is kept there yet. Made where it is not "
-                 "there. Default: none, and no such jobs here.");
+                 "Folder on a local disk, best on ext4 or XFS, for jobs with device: nvme: a file "
+                 "of each, with its state, parameters and gradients. Made where it is not there. "
+                 "What a store that was killed left in it is removed. Default: none, and no such "
+                 "jobs here.");
   app.add_option("--nvme-limit", nvme_limit,
-                 "Most bytes to write there, for example 500GiB. Default: what is free.")
+                 "Most bytes to write into --nvme-dir, for example 500GiB. Default: what is free "
+                 "there when the store starts.")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", host_options.threads,
