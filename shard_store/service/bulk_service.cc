@@ -20,7 +20,7 @@ BulkService::~BulkService() {
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BulkService::Bulk(
     grpc::CallbackServerContext* context) {
-  return BulkStream::Start(&open_, pins_);
+  return BulkStream::Start(context, &open_, pins_);
 }
 
 }  // namespace zeroshard::store

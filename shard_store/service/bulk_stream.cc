@@ -43,8 +43,9 @@ bool PinTally::AwaitNone(absl::Duration timeout) {
                            [this] { return count_ == 0; });
 }
 
-BulkStream* BulkStream::Start(const OpenSession* open, std::shared_ptr<PinTally> pins) {
-  std::shared_ptr<BulkStream> stream(new BulkStream(open, std::move(pins)));
+BulkStream* BulkStream::Start(grpc::CallbackServerContext* context, const OpenSession* open,
+                              std::shared_ptr<PinTally> pins) {
+  std::shared_ptr<BulkStream> stream(new BulkStream(context, open, std::move(pins)));
   stream->self_ = stream;
   std::weak_ptr<BulkStream> weak = stream;
   stream->hello_alarm_.Set(
@@ -114,7 +115,8 @@ void BulkStream::WaitForPush(std::shared_ptr<const bulk::ReceivedFrame> frame) {
 }
 
 void BulkStream::ReadOn() {
-  if (reading_ || read_ended_ || ending_ || finished_ || pulls_ >= kMostPulls) return;
+  if (reading_ || read_ended_ || ending_ || finished_) return;
+  if (pulls_ >= kMostPulls || copies_ >= kMostCopies) return;
   reading_ = true;
   StartRead(&incoming_);  // never calls back on this thread
 }
@@ -197,12 +199,13 @@ absl::Status BulkStream::AnswerState(BulkSession* session, const Header& header)
   answer.header = header;
   answer.header.type = FrameType::kData;
   answer.header.dtype = DType::kF32;
-  answer.end = header.begin + header.count;
-  answer.pull = true;
+  answer.copy = true;
   answer.data = {values, absl::MakeConstSpan(reinterpret_cast<const char*>(values->data()),
                                              values->size() * sizeof(float))};
   std::lock_guard<std::mutex> lock(mutex_);
+  if (ending_ || finished_) return absl::OkStatus();
   ++pulls_;
+  ++copies_;
   answers_.push_back(std::move(answer));
   return absl::OkStatus();
 }
@@ -221,8 +224,6 @@ void BulkStream::OnPulled(const Header& header, absl::StatusOr<PinnedParameters>
   answer.header = header;
   answer.header.type = FrameType::kData;
   answer.header.dtype = data->bytes.size() / header.count == 4 ? DType::kF32 : DType::kBF16;
-  answer.end = header.begin + header.count;
-  answer.pull = true;
   answer.data = *std::move(data);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -279,59 +280,108 @@ void BulkStream::WriteNext() {
 
 void BulkStream::OnWriteDone(bool ok) {
   outgoing_.Clear();
-  PinnedParameters done;  // let go of without the lock
+  std::deque<Answer> done;  // let go of without the lock
   {
     std::lock_guard<std::mutex> lock(mutex_);
     writing_ = false;
     if (!ok) {
-      cancelled_ = ending_ = true;
-      if (end_.ok()) end_ = absl::CancelledError("the peer is gone");
+      cancelled_ = true;
+      done = BeginEnd(absl::CancelledError("the peer is gone"));
+    } else if (ending_) {
+      done = TakeAnswers();
     } else if (!answers_.empty() && answers_.front().sent == answers_.front().data.bytes.size()) {
-      done = std::move(answers_.front().data);
-      answers_.pop_front();
+      if (answers_.front().copy) --copies_;
       --pulls_;
+      done.push_back(std::move(answers_.front()));
+      answers_.pop_front();
       ReadOn();
     }
   }
+  done.clear();
   WriteNext();
 }
 
 // --- the end ---------------------------------------------------------------------------------
 
+std::deque<BulkStream::Answer> BulkStream::TakeAnswers() {
+  std::deque<Answer> taken;
+  const size_t stay = writing_ && !saying_why_ ? 1 : 0;
+  while (answers_.size() > stay) {
+    taken.push_back(std::move(answers_.back()));
+    answers_.pop_back();  // where the others are does not change
+  }
+  return taken;
+}
+
+std::deque<BulkStream::Answer> BulkStream::BeginEnd(absl::Status status) {
+  if (end_.ok()) end_ = std::move(status);
+  if (!ending_ && !finished_) {
+    const auto now = std::chrono::system_clock::now();
+    const auto cut = [weak = weak_from_this()](bool last) {
+      return [weak, last](bool rang) {
+        const std::shared_ptr<BulkStream> stream = weak.lock();
+        if (rang && stream != nullptr) stream->Cut(last);
+      };
+    };
+    end_alarm_.Set(now + std::chrono::seconds(kEndSeconds), cut(false));
+    last_alarm_.Set(now + std::chrono::seconds(kLastSeconds), cut(true));
+  }
+  ending_ = true;
+  return TakeAnswers();
+}
+
 void BulkStream::End(absl::Status status) {
+  std::deque<Answer> answers;  // let go of without the lock
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (end_.ok()) end_ = std::move(status);
-    ending_ = true;
+    answers = BeginEnd(std::move(status));
+  }
+  answers.clear();
+  WriteNext();
+}
+
+void BulkStream::Cut(bool last) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!writing_ || finished_ || cutting_ || (saying_why_ && !last)) return;
+    cutting_ = true;  // the call, and its context, stay until this is done
+  }
+  context_->TryCancel();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cutting_ = false;
   }
   WriteNext();
 }
 
 void BulkStream::MaybeFinish() {
-  if (finished_ || writing_) return;
+  if (finished_ || writing_ || cutting_) return;
   if (!ending_ && !(read_ended_ && !reading_ && pulls_ == 0)) return;
-  finished_ = true;
-  grpc::Status status =
-      ToGrpcStatus(absl::Status(end_.code(), end_.message().substr(0, kMostStatusText)));
-  if (end_.ok() || cancelled_) {
-    Finish(std::move(status));
-  } else {
+  if (!end_.ok() && !cancelled_ && !saying_why_) {
+    saying_why_ = writing_ = true;
     outgoing_ = bulk::MakeErrorFrame(end_);
-    StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), std::move(status));
+    StartWrite(&outgoing_);
+    return;
   }
+  finished_ = true;
+  Finish(ToGrpcStatus(absl::Status(end_.code(), end_.message().substr(0, kMostStatusText))));
 }
 
 void BulkStream::OnCancel() {
+  std::deque<Answer> answers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = ending_ = true;
-    if (end_.ok()) end_ = absl::CancelledError("the peer is gone");
+    cancelled_ = true;
+    answers = BeginEnd(absl::CancelledError("the peer is gone"));
   }
+  answers.clear();
   WriteNext();
 }
 
 void BulkStream::OnDone() {
   hello_alarm_.Cancel();
+  end_alarm_.Cancel();
+  last_alarm_.Cancel();
   std::shared_ptr<BulkSession> session;  // closed without the lock
   std::deque<Answer> answers;
   std::shared_ptr<BulkStream> self;

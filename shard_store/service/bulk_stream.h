@@ -2,8 +2,10 @@
 //
 // Bounded whatever the peer does: one message is read at a time, and none while kMostPulls pulls
 // are unanswered or unsent, or while a push is too early to be staged; one message is written at a
-// time, made when its turn comes; answers that wait for their turn are pins, not copies;
-// acknowledgements that wait melt into one.
+// time, made when its turn comes; answers that wait for their turn are pins, or at most
+// kMostCopies copies; acknowledgements that wait melt into one. A stream that ends lets go of the
+// answers that wait at once, and of the one that is being written kEndSeconds later at the latest:
+// a peer that reads nothing keeps no parameters.
 #pragma once
 
 #include <condition_variable>
@@ -15,6 +17,7 @@
 #include "absl/time/time.h"
 #include "common/bulk/transport/frame_buffer.h"
 #include "grpcpp/alarm.h"
+#include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "shard_store/service/bulk_session.h"
 
@@ -40,23 +43,27 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public std::enable_shared_from_this<BulkStream> {
  public:
   static constexpr int kMostPulls = 64;
+  static constexpr int kMostCopies = 4;  // of state, each of one frame
   static constexpr int kHelloSeconds = 10;
+  static constexpr int kEndSeconds = 1;   // for a write that was open when the stream ended
+  static constexpr int kLastSeconds = 5;  // then for why it ended
 
-  // For a call that has just arrived. `open` outlives the stream.
-  static BulkStream* Start(const OpenSession* open, std::shared_ptr<PinTally> pins);
+  // For a call that has just arrived; `context` is that call's. `open` outlives the stream.
+  static BulkStream* Start(grpc::CallbackServerContext* context, const OpenSession* open,
+                           std::shared_ptr<PinTally> pins);
 
  private:
   // Parameters or state on their way out.
   struct Answer {
     bulk::Header header;  // of the next frame; begin and count are set for each
-    uint32_t end = 0;     // elements from the chunk's begin
-    bool pull = false;    // counts among the pulls
+    bool copy = false;    // counts among the copies
     PinnedParameters data;
     size_t sent = 0;  // bytes
   };
 
-  BulkStream(const OpenSession* open, std::shared_ptr<PinTally> pins)
-      : open_(open), pins_(std::move(pins)) {}
+  BulkStream(grpc::CallbackServerContext* context, const OpenSession* open,
+             std::shared_ptr<PinTally> pins)
+      : context_(context), open_(open), pins_(std::move(pins)) {}
 
   // --- on the thread that reads; without the lock ---
   // UNAVAILABLE: a push that is too early; it is kept, and taken again later.
@@ -74,18 +81,28 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // Ends the stream with this status; the first one counts.
   void End(absl::Status status);
   void WriteNext();
+  // Some time after the end: cancels the call where a write is still open; `last`: also where it is
+  // that of the reason.
+  void Cut(bool last);
 
-  void ReadOn();       // with the lock: reads on where it may
-  void MaybeFinish();  // with the lock: ends the call where it is time
+  // --- with the lock ---
+  void ReadOn();       // reads on where it may
+  void MaybeFinish();  // ends the call where it is time
+  // Nothing but the reason is written any more. Gives back what is to be let go of without the
+  // lock.
+  std::deque<Answer> BeginEnd(absl::Status status);
+  std::deque<Answer> TakeAnswers();  // all but the one that is being written
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
+  grpc::CallbackServerContext* const context_;
   const OpenSession* const open_;
   const std::shared_ptr<PinTally> pins_;
   grpc::Alarm hello_alarm_;
+  grpc::Alarm end_alarm_, last_alarm_;
   uint64_t generation_ = 0;
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
@@ -99,10 +116,13 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   bool acknowledge_ = false;
   uint32_t acknowledged_ = 0;  // tag
   int pulls_ = 0;              // unanswered or not sent to their end
+  int copies_ = 0;             // among them
   std::deque<Answer> answers_;
   bool ending_ = false;
-  bool cancelled_ = false;  // nobody hears us any more
-  bool finished_ = false;   // nothing may be started any more
+  bool saying_why_ = false;  // the reason is being written, or was
+  bool cutting_ = false;     // the call is being cancelled: it must not end meanwhile
+  bool cancelled_ = false;   // nobody hears us any more
+  bool finished_ = false;    // nothing may be started any more
   absl::Status end_;
   std::shared_ptr<BulkStream> self_;  // until gRPC is done
 };

@@ -339,6 +339,40 @@ TEST(BulkServiceTest, TheStoreEndsStreamsOfAnOldGeneration) {
   EXPECT_TRUE(store.Await([](const auto& state) { return state.sessions == 0; }));
 }
 
+TEST(BulkServiceTest, AnEndedStreamLetsGoOfWhatAHungPeerDoesNotRead) {
+  FakeStore store;
+  const auto freed = std::make_shared<std::atomic<bool>>(false);
+  auto* const bytes = new std::string(2 << 20, 'x');
+  std::weak_ptr<const std::string> alive;
+  store.With([&](auto& state) {
+    const std::shared_ptr<const std::string> parameters(bytes, [&store, freed](const auto* gone) {
+      delete gone;
+      *freed = true;
+      store.With([](auto&) {});  // wakes who waits
+    });
+    alive = parameters;
+    state.parameters[{4, 1}] = parameters;
+  });
+  Peer peer(store.address());
+  ASSERT_TRUE(peer.Await([](const auto& frames) { return !frames.empty(); }));
+  peer.Deaf(true);
+  for (uint32_t i = 0; i < BulkStream::kMostPulls + 10; ++i) peer.Pull(4, 1, 0, 1 << 20, i);
+  ASSERT_TRUE(store.Await([](const auto& state) { return state.pulls > BulkStream::kMostPulls; }));
+  ASSERT_GT(alive.use_count(), BulkStream::kMostPulls / 2);
+  store.EndStreams(absl::AbortedError("generation 4 has begun"));
+  // The map's, that of the answer that is being written, and those of frames on their way.
+  EXPECT_LE(alive.use_count(), 6);
+  std::shared_ptr<const std::string> last;  // let go of without the lock
+  store.With([&](auto& state) {
+    last = std::move(state.parameters[{4, 1}]);
+    state.parameters.clear();
+  });
+  last.reset();
+  EXPECT_TRUE(store.Await([&](const auto&) { return freed->load(); }));
+  EXPECT_TRUE(store.Await([](const auto& state) { return state.sessions == 0; }));
+  peer.Deaf(false);
+}
+
 TEST(BulkServiceTest, AStreamWhosePeerIsGoneEnds) {
   FakeStore store;
   {
