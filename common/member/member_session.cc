@@ -17,6 +17,8 @@ using Steady = std::chrono::steady_clock;
 // While the transport does not take more than this, heartbeats and lines do not pile up: the next
 // heartbeat says more, and lines wait in their own queue.
 constexpr size_t kMostPending = 2;
+// Heartbeats that the coordinator may leave unanswered before it counts as away.
+constexpr int kMostSilentBeats = 3;
 
 absl::Duration Since(Steady::time_point then) { return absl::FromChrono(Steady::now() - then); }
 
@@ -110,6 +112,7 @@ void MemberSession::Main() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       was_welcomed = std::exchange(welcomed_, false);
+      presence_->Lost();
       fenced = std::exchange(fenced_, false);
       complaint = std::string(last_error_.message());
     }
@@ -264,6 +267,8 @@ void MemberSession::Receive(const v1::CoordinatorMessage& message) {
       fenced_ = message.refused().fenced();
       refusal_ = message.refused().reason();
     }
+    if (welcomed_)
+      presence_->Heard(heard_, absl::ToChronoNanoseconds(kMostSilentBeats * interval_));
   }
   if (welcomed) {
     LogInfo("welcomed by the coordinator at ", options_.coordinator, " (cluster ",
@@ -283,8 +288,8 @@ v1::MemberMessage MemberSession::Hello() {
   hello->set_incarnation(incarnation());
   v1::Fence fence;
   v1::Progress progress;
-  if (handler_->Running(&fence, &progress)) {
-    *hello->mutable_running() = std::move(fence);
+  if (handler_->Running(&fence, &progress)) *hello->mutable_running() = std::move(fence);
+  if (hello->has_running() || !progress.phase().empty()) {
     *hello->mutable_progress() = std::move(progress);
   }
   return message;
@@ -296,8 +301,8 @@ v1::MemberMessage MemberSession::Beat() {
   beat->set_sequence(++sequence_);
   v1::Fence fence;
   v1::Progress progress;
-  if (handler_->Running(&fence, &progress)) {
-    *beat->mutable_running() = std::move(fence);
+  if (handler_->Running(&fence, &progress)) *beat->mutable_running() = std::move(fence);
+  if (beat->has_running() || !progress.phase().empty()) {
     *beat->mutable_progress() = std::move(progress);
   }
   return message;

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/member/log_queue.h"
 #include "common/member/session_stream.h"
+#include "common/presence.h"
 #include "zeroshard/v1/cluster.grpc.pb.h"
 
 namespace zeroshard {
@@ -33,7 +34,8 @@ class MemberHandler {
   // This incarnation will never be accepted again: end what is running. The session mints a new one
   // and connects again as soon as Running() says that nothing runs.
   virtual void OnFenced(const std::string& reason) {}
-  // What runs now and how far it is; false when idle. Called for every heartbeat.
+  // What runs now and how far it is; false when idle, where a phase alone may still be told. Called
+  // for every heartbeat.
   virtual bool Running(v1::Fence* fence, v1::Progress* progress) { return false; }
 };
 
@@ -68,6 +70,8 @@ class MemberSession {
 
   std::string incarnation() const;
   bool connected() const;
+  // The coordinator's, as this session hears it; may outlive the session.
+  std::shared_ptr<const Presence> presence() const { return presence_; }
 
   // Sends a heartbeat now: something that the coordinator should hear at once has changed.
   void Poke();
@@ -93,6 +97,7 @@ class MemberSession {
   const std::unique_ptr<v1::Cluster::Stub> stub_;
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
   const std::shared_ptr<LogQueue> log_queue_ = std::make_shared<LogQueue>();
+  const std::shared_ptr<Presence> presence_ = std::make_shared<Presence>();  // told under mutex_
 
   mutable std::mutex mutex_;
   std::condition_variable welcomed_changed_;

@@ -24,8 +24,6 @@ namespace {
 
 using Steady = std::chrono::steady_clock;
 
-absl::Duration Since(Steady::time_point then) { return absl::FromChrono(Steady::now() - then); }
-
 int64_t MostElements(const v1::OffloadSpec& spec) {
   const uint64_t count = std::max<uint64_t>(1, spec.buffer_count());
   const uint64_t size = std::max<uint64_t>(1, spec.buffer_size());
@@ -88,6 +86,14 @@ absl::StatusOr<StoreClientOptions> StoreClientOptions::Of(const v1::Assign& assi
 struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
   explicit Core(StoreClientOptions o) : options(std::move(o)) {}
 
+  // Waits for room.
+  struct PullPiece {
+    uint64_t step = 0;
+    Piece piece;
+    char* out = nullptr;
+    std::shared_ptr<Transfer> transfer;
+  };
+
   absl::Status Open();
   void Start();
   void Join();
@@ -104,7 +110,14 @@ struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
   void SendPushes();
   void SendPush(uint64_t step, const Piece& piece, const char* data,
                 const std::shared_ptr<Transfer>& transfer);
+  // One thread at a time sends what there is room for; a call meanwhile, also from within its own,
+  // leaves that to it.
   void SendPulls();
+  std::optional<PullPiece> NextPull();
+  void SendPull(PullPiece next);
+  absl::Duration Counted(Steady::time_point start) const {
+    return absl::FromChrono(zeroshard::Counted(options.presence.get(), start));
+  }
   void Watch();
   // Stores of the map that hold a chunk, without repetition.
   std::vector<uint32_t> Replicas(uint32_t chunk) const;
@@ -121,13 +134,6 @@ struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
     Event after;
     std::shared_ptr<Transfer> transfer;
   };
-  struct PullPiece {
-    uint64_t step = 0;
-    Piece piece;
-    char* out = nullptr;
-    std::shared_ptr<Transfer> transfer;
-  };
-
   mutable std::mutex mutex;
   std::condition_variable changed;
   absl::Status failure;
@@ -179,7 +185,7 @@ absl::Status StoreClient::Core::Open() {
       std::optional<absl::Status> opened;
       while (!(opened = link->Opened(absl::Milliseconds(50))).has_value()) {
         ZS_RETURN_IF_ERROR(cancellation->status());
-        if (Since(begun) < options.open_timeout) continue;
+        if (Counted(begun) < options.open_timeout) continue;
         return absl::DeadlineExceededError(absl::StrCat(
             link->name(), " did not answer within ", absl::FormatDuration(options.open_timeout),
             "; look whether it runs and can be reached from this host"));
@@ -191,7 +197,7 @@ absl::Status StoreClient::Core::Open() {
     ZS_RETURN_IF_ERROR(Failure());
     if (last.ok()) return absl::OkStatus();
     const absl::Duration pause = backoff.Next();
-    if (Since(begun) + pause >= options.open_timeout) {
+    if (Counted(begun) + pause >= options.open_timeout) {
       return absl::DeadlineExceededError(absl::StrCat(
           "not open within ", absl::FormatDuration(options.open_timeout), ": ", last.message()));
     }
@@ -402,35 +408,46 @@ void StoreClient::Core::SendPush(uint64_t step, const Piece& piece, const char* 
   for (const uint32_t store : stores) links[store]->Push(sent, checksums);
 }
 
-void StoreClient::Core::SendPulls() {
-  while (true) {
-    PullPiece next;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      if (pull_queue.empty()) return;
-      const int64_t count = pull_queue.front().piece.count;
-      if (pulling != 0 && pulling + count > options.most_pulled) return;
-      pulling += count;
-      next = std::move(pull_queue.front());
-      pull_queue.pop_front();
-    }
-    auto on_gone = [core = shared_from_this()](int64_t count) {
-      {
-        std::lock_guard<std::mutex> lock(core->mutex);
-        core->pulling -= count;
-      }
-      core->SendPulls();
-    };
-    auto sent = std::make_shared<TransferPiece>(std::move(next.transfer), std::move(on_gone));
-    sent->step = next.step;
-    sent->chunk = next.piece.chunk;
-    sent->begin = next.piece.begin;
-    sent->count = next.piece.count;
-    sent->to = next.out;
-    const std::vector<uint32_t> stores = Replicas(next.piece.chunk);
-    const size_t replica = (options.fence.rank() + next.piece.chunk) % stores.size();
-    links[stores[replica]]->Pull(std::move(sent));
+std::optional<StoreClient::Core::PullPiece> StoreClient::Core::NextPull() {
+  std::lock_guard<std::mutex> lock(mutex);
+  const bool room =
+      !pull_queue.empty() &&
+      (pulling == 0 || pulling + pull_queue.front().piece.count <= options.most_pulled);
+  if (!room) {
+    sending_pulls = false;
+    return std::nullopt;
   }
+  PullPiece next = std::move(pull_queue.front());
+  pull_queue.pop_front();
+  pulling += next.piece.count;
+  return next;
+}
+
+void StoreClient::Core::SendPulls() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (std::exchange(sending_pulls, true)) return;
+  }
+  while (std::optional<PullPiece> next = NextPull()) SendPull(*std::move(next));
+}
+
+void StoreClient::Core::SendPull(PullPiece next) {
+  auto on_gone = [core = shared_from_this()](int64_t count) {
+    {
+      std::lock_guard<std::mutex> lock(core->mutex);
+      core->pulling -= count;
+    }
+    core->SendPulls();
+  };
+  auto sent = std::make_shared<TransferPiece>(std::move(next.transfer), std::move(on_gone));
+  sent->step = next.step;
+  sent->chunk = next.piece.chunk;
+  sent->begin = next.piece.begin;
+  sent->count = next.piece.count;
+  sent->to = next.out;
+  const std::vector<uint32_t> stores = Replicas(next.piece.chunk);
+  const size_t replica = (options.fence.rank() + next.piece.chunk) % stores.size();
+  links[stores[replica]]->Pull(std::move(sent));
 }
 
 void StoreClient::Core::Watch() {
@@ -448,9 +465,10 @@ void StoreClient::Core::Watch() {
       const auto oldest = link->Oldest();
       if (!oldest.has_value()) continue;
       const bool loading = oldest->pull && oldest->step == options.base.step();
-      if (oldest->since < (loading ? options.load_timeout : options.stall_timeout)) continue;
+      const absl::Duration waited = Counted(oldest->moved);
+      if (waited < (loading ? options.load_timeout : options.stall_timeout)) continue;
       Fail(absl::DeadlineExceededError(absl::StrCat(
-          link->name(), ": nothing moved for ", absl::FormatDuration(oldest->since), " while ",
+          link->name(), ": nothing moved for ", absl::FormatDuration(waited), " while ",
           oldest->pull ? "parameters" : "gradients", " of step ", oldest->step, ", chunk ",
           oldest->chunk, oldest->pull ? " were waited for" : " waited to be acknowledged")));
       break;

@@ -16,6 +16,7 @@
 #include "common/member/cancellation.h"
 #include "common/member/cluster_client.h"
 #include "common/plan/chunk_table.h"
+#include "common/presence.h"
 #include "common/types.h"
 #include "worker/zero/state_store.h"
 #include "zeroshard/v1/cluster.pb.h"
@@ -31,6 +32,8 @@ struct StoreClientOptions {
   // Elements that may be on their way; a single piece of a chunk always may.
   int64_t most_pushed = 0, most_pulled = 0;
   absl::Duration open_timeout = absl::Seconds(120);
+  // Null: all time counts towards the timeouts, else what this counts.
+  std::shared_ptr<const Presence> presence;
   // Without anything moving between this rank and a store that it waits for.
   absl::Duration stall_timeout = absl::Seconds(300);
   // The same while the stores may still be loading: pulls of the base version.

@@ -301,7 +301,7 @@ std::optional<StoreLink::Stalled> StoreLink::Oldest() const {
     stalled.pull = true;
   }
   if (piece == nullptr) return std::nullopt;
-  stalled.since = absl::FromChrono(Steady::now() - moved_);
+  stalled.moved = moved_;
   stalled.step = piece->step;
   stalled.chunk = piece->chunk;
   return stalled;

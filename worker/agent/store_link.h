@@ -54,10 +54,10 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   // Ends both streams; what is on its way fails with `reason`.
   void Close(const absl::Status& reason);
 
-  // Of what has waited longest while nothing moved: how long, and what it is. `base` is the step
-  // that stores may still be loading.
+  using Steady = std::chrono::steady_clock;
+  // What has waited longest, and since when nothing moved.
   struct Stalled {
-    absl::Duration since;
+    Steady::time_point moved;
     uint64_t step = 0;
     uint32_t chunk = 0;
     bool pull = false;
@@ -72,7 +72,6 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
     bool opening = false, open = false;
     absl::Status ended;  // of the attempt to open
   };
-  using Steady = std::chrono::steady_clock;
 
   explicit StoreLink(Options options) : options_(std::move(options)) {}
   std::shared_ptr<bulk::ClientStream> Connect(bool pull);

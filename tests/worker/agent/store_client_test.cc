@@ -389,6 +389,34 @@ TEST(StoreClientTest, AStoreThatFallsSilentIsNamedWithStepAndChunk) {
                                       HasSubstr("chunk 1"), HasSubstr("parameters")));
 }
 
+TEST(StoreClientTest, WhileTheCoordinatorIsAwayNoStoreIsLate) {
+  FakeStore paused, other;
+  StoreClientOptions options = Options({&other});
+  options.stall_timeout = absl::Milliseconds(100);
+  const auto strict = StoreClient::Open(options);
+  ASSERT_TRUE(strict.ok()) << strict.status();
+  const auto presence = std::make_shared<Presence>(std::chrono::seconds(0));
+  options = Options({&paused});
+  options.stall_timeout = absl::Milliseconds(100);
+  options.presence = presence;
+  const auto client = StoreClient::Open(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  std::string first(2000, '\0'), second(2000, '\0'), out(2000, '\0');
+  const Event waits = (*client)->Pull(11, 0, 0, 1000, first.data());
+  // One that began later and has no such excuse is over.
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*strict)->Pull(11, 0, 0, 1000, out.data()).Wait()));
+  EXPECT_FALSE(waits.Done());
+  paused.Publish(11, 0, Values(1000, 2));
+  EXPECT_TRUE(waits.Wait().ok()) << waits.Wait();
+  EXPECT_EQ(first, Values(1000, 2));
+
+  const Event late = (*client)->Pull(11, 0, 1000, 2000, second.data());
+  const auto now = Presence::Clock::now();
+  presence->Heard(now, std::chrono::hours(2));
+  presence->Heard(now + std::chrono::hours(1), std::chrono::hours(2));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait())) << late.Wait();
+}
+
 TEST(StoreClientTest, GradientsThatAreNotTakenAreNamedToo) {
   FakeStore store;
   store.With([](auto& state) { state.hold_pushes = true; });
