@@ -2,7 +2,7 @@
 // and returns an event, so that it overlaps with compute; all ranks must enqueue the same
 // operations in the same order. An operation starts after `after` is complete. Errors (in the
 // event's status):
-//   DEADLINE_EXCEEDED  the wait took longer than the deadline; UNAVAILABLE a peer is gone;
+//   DEADLINE_EXCEEDED  the wait took longer than the timeout; UNAVAILABLE a peer is gone;
 //   ABORTED            Abort() was called; each names operation, unit, step, phase and peer.
 // After an error the communicator is unusable and every further event carries an error at once.
 // INVALID_ARGUMENT names a wrong argument; the first error of the work before `after` is passed on.
@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/presence.h"
 #include "common/types.h"
 #include "worker/device/device.h"
 
@@ -124,6 +125,8 @@ struct GlooOptions {
   // Not null: connecting ends with ABORTED soon after it becomes true. Looked at until
   // MakeGlooCommunicator returns; ending a Get of the rendezvous is the rendezvous' own affair.
   const std::atomic<bool>* cancelled = nullptr;
+  // Not null: of an operation's wait only what this counts is held against its timeout.
+  std::shared_ptr<const Presence> presence = nullptr;
 };
 
 // Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks

@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Connect(const GlooOptions& options,
   {
     absl::MutexLock lock(&mesh->mutex_);
     mesh->cancelled_ = nullptr;
+    mesh->presence_ = options.presence;
     // The watcher may have noticed it when all were there already.
     if (status.ok()) status = mesh->interrupt_;
   }

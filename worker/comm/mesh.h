@@ -58,7 +58,8 @@ class Mesh {
   absl::Status PostSend(MessageBuffer& buffer, int peer, uint64_t slot, int64_t offset,
                         int64_t bytes);
 
-  // Every AwaitAll between Begin and End ends `timeout` after Begin, or earlier.
+  // Every AwaitAll between Begin and End ends `timeout` after Begin, or earlier; later where
+  // GlooOptions::presence says so.
   void Begin(absl::Duration timeout);
   void End();
   // Returns when all have completed. DEADLINE_EXCEEDED names the peers whose messages are missing;
@@ -115,6 +116,7 @@ class Mesh {
 
   void Watch();
   void Check() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TimeIsUp() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the wait that is pending, be it for a message or for a connection.
   void EndWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Cancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -156,6 +158,9 @@ class Mesh {
   bool connecting_ ABSL_GUARDED_BY(mutex_) = false;
   const std::atomic<bool>* cancelled_ ABSL_GUARDED_BY(mutex_);  // the caller's; null once connected
   Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_);
+  Clock::duration timeout_ ABSL_GUARDED_BY(mutex_){};
+  // The caller's; null until connected.
+  std::shared_ptr<const Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::Status interrupt_ ABSL_GUARDED_BY(mutex_);
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;
   int lost_peer_ ABSL_GUARDED_BY(mutex_) = -1;

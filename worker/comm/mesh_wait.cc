@@ -53,7 +53,8 @@ absl::Status Mesh::PostSend(MessageBuffer& buffer, int peer, uint64_t slot, int6
 void Mesh::Begin(absl::Duration timeout) {
   started_ = Clock::now();
   absl::MutexLock lock(&mutex_);
-  deadline_ = started_ + absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+  timeout_ = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24)));
+  deadline_ = started_ + timeout_;
   expired_ = false;  // by an operation that was done just as its time was up
   busy_ = true;
   if (watcher_asleep_) wake_watcher_.Signal();
@@ -306,13 +307,18 @@ void Mesh::EndWaits() {
 
 bool Mesh::Cancelled() const { return cancelled_ != nullptr && cancelled_->load(); }
 
+bool Mesh::TimeIsUp() const {
+  if (Clock::now() < deadline_) return false;
+  return presence_ == nullptr || presence_->Counted(started_) >= timeout_;
+}
+
 void Mesh::Check() {
   if (interrupt_.ok() && Cancelled()) {
     interrupt_ = absl::AbortedError("told to stop while connecting");
     EndWaits();
     return;
   }
-  if (!expired_ && Clock::now() >= deadline_) {
+  if (!expired_ && TimeIsUp()) {
     expired_ = true;
     EndWaits();
     return;
@@ -342,9 +348,12 @@ void Mesh::Watch() {
       idle_ticks = 0;
       continue;
     }
-    const absl::Duration left =
-        busy_ ? absl::FromChrono(deadline_ - Clock::now()) : absl::InfiniteDuration();
-    wake_watcher_.WaitWithTimeout(&mutex_, std::clamp(left, absl::ZeroDuration(), kTick));
+    absl::Duration wait = kTick;
+    if (busy_) {
+      const absl::Duration left = absl::FromChrono(deadline_ - Clock::now());
+      if (left > absl::ZeroDuration()) wait = std::min(wait, left);  // else it is extended
+    }
+    wake_watcher_.WaitWithTimeout(&mutex_, wait);
     if (busy_) {
       idle_ticks = 0;
       Check();

@@ -259,6 +259,30 @@ TEST(Operation, ARankThatDoesNotJoinIsNamedByAllOthersAtTheDeadline) {
   EXPECT_THAT(Text(late), AllOf(HasSubstr("left"), HasSubstr("for rank 2")));
 }
 
+TEST(Operation, TimeInWhichTheCoordinatorIsAwayIsNotHeldAgainstAnybody) {
+  const auto presence = std::make_shared<Presence>(std::chrono::seconds(0));
+  Ranks paused(2, {.operation_timeout = kShort, .presence = presence});
+  Ranks others(2, {.operation_timeout = kShort});
+  std::vector<float> first(2, 1.0f), second(2, 2.0f);
+  const Event waits = paused[0].AllGather(first.data(), 1, DType::kF32, Info());
+  // One that began later and has no such excuse is over.
+  std::vector<float> data(2);
+  EXPECT_TRUE(
+      absl::IsDeadlineExceeded(others[0].AllGather(data.data(), 1, DType::kF32, Info()).Wait()));
+  EXPECT_FALSE(waits.Done());
+  const Event joins = paused[1].AllGather(second.data(), 1, DType::kF32, Info());
+  EXPECT_TRUE(waits.Wait().ok()) << waits.Wait();
+  EXPECT_TRUE(joins.Wait().ok()) << joins.Wait();
+  EXPECT_EQ(first[1], 2.0f);
+
+  // While the coordinator is there a rank that does not come is late as ever.
+  const Event late = paused[0].AllGather(first.data(), 1, DType::kF32, Info());
+  const auto now = Presence::Clock::now();
+  presence->Heard(now, std::chrono::hours(2));
+  presence->Heard(now + std::chrono::hours(1), std::chrono::hours(2));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait())) << late.Wait();
+}
+
 TEST(Operation, AllMissingRanksAreNamed) {
   Ranks ranks(4, {.operation_timeout = kShort});
   const absl::Status status = ranks[1].Barrier(Info()).Wait();

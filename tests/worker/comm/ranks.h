@@ -20,6 +20,7 @@ struct RankOptions {
   absl::Duration connect_timeout = absl::Seconds(20);
   absl::Duration operation_timeout = absl::Seconds(20);
   GlooTuning tuning = {};
+  std::shared_ptr<const Presence> presence = nullptr;
 };
 
 class Ranks {
@@ -28,9 +29,10 @@ class Ranks {
       : device_(MakeCpuDevice()), communicators_(size) {
     std::vector<absl::Status> statuses(size);
     Each([&](int rank) {
-      auto made = MakeGlooCommunicator(
-          GlooOptions{rank, size, "127.0.0.1", options.connect_timeout, options.operation_timeout},
-          options.tuning, &rendezvous_, device_.get());
+      auto made =
+          MakeGlooCommunicator(GlooOptions{rank, size, "127.0.0.1", options.connect_timeout,
+                                           options.operation_timeout, nullptr, options.presence},
+                               options.tuning, &rendezvous_, device_.get());
       if (made.ok()) communicators_[rank] = *std::move(made);
       statuses[rank] = made.status();
     });
