@@ -84,6 +84,11 @@ class JobRun::Observer : public TrainObserver {
     ++run_->advances_;
     if (reports_ == nullptr) return;
     reports_->Push(record);
+    if (record.step() < run_->assign_.first_step()) {
+      LogInfo(absl::StrFormat("after step %u: evaluation loss %.4f", record.step(),
+                              record.eval_loss()));
+      return;
+    }
     const auto now = Steady::now();
     const bool last = record.step() == run_->assign_.spec().steps();
     if (!first_ && !last && absl::FromChrono(now - line_) < kStepLine) return;
@@ -252,6 +257,9 @@ absl::Status JobRun::Prepare(Parts* parts) {
   options.connect_timeout = start;
   options.operation_timeout = absl::Seconds(spec.timeouts().collective_seconds());
   options.cancelled = &stop_;
+  // An offloaded step waits for the coordinator in the middle; other ranks' waits are for each
+  // other.
+  if (offloaded()) options.presence = context_.presence;
   ZS_ASSIGN_OR_RETURN(
       parts->comm, context_.backend->make_communicator(options, &rendezvous, parts->device.get()));
   context_.metrics->SetTraffic(&parts->comm->traffic());
@@ -270,6 +278,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.weights_only = assign_.resume().weights_only();
   trainer.store = parts->store.get();
   trainer.next_sample = assign_.next_sample();
+  trainer.evaluate = assign_.evaluate();
   trainer.job = assign_.job();
   trainer.run_id = assign_.run_id();
   trainer.device = parts->device.get();
@@ -288,6 +297,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
 absl::Status JobRun::OpenStore(Parts* parts) {
   ZS_ASSIGN_OR_RETURN(StoreClientOptions options, StoreClientOptions::Of(assign_, fence_));
   options.client = context_.client;
+  options.presence = context_.presence;
   options.cancellation = &waits_;
   ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
   context_.metrics->SetOffload(&parts->store->counters());

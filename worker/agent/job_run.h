@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "common/member/cancellation.h"
 #include "common/member/cluster_client.h"
+#include "common/presence.h"
 #include "worker/agent/backend.h"
 #include "worker/agent/report_queue.h"
 #include "worker/agent/worker_metrics.h"
@@ -21,7 +22,8 @@ struct JobRunContext {
   const WorkerBackend* backend = nullptr;
   ClusterClient* client = nullptr;
   WorkerMetrics* metrics = nullptr;
-  std::string host;  // where this rank's collectives listen
+  std::shared_ptr<const Presence> presence;  // the coordinator's
+  std::string host;                          // where this rank's collectives listen
 };
 
 // Run is called once, on one thread; the rest is thread-safe.

@@ -132,6 +132,7 @@ void WorkerAgent::Main() {
     context.backend = backend_;
     context.client = &client_;
     context.metrics = metrics_;
+    context.presence = session_->presence();
     context.host = host_;
     auto run = std::make_shared<JobRun>(context, *std::move(next_), fence);
     next_.reset();

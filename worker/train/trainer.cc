@@ -131,6 +131,8 @@ class TrainerImpl : public Trainer {
   absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
     PhaseClock clock(&counters_, engine_.get());
     const uint64_t last = options_.spec.steps();
+    if (options_.evaluate && evaluator_ != nullptr)
+      ZS_RETURN_IF_ERROR(EvaluateBase(observer, stop, &clock));
     for (uint64_t step = options_.first_step; step <= last; ++step) {
       step_ = step;
       const SteadyTime start = std::chrono::steady_clock::now();
@@ -374,6 +376,17 @@ class TrainerImpl : public Trainer {
         stop);
   }
 
+  // The generation before ended between its last step and the evaluation that was due.
+  absl::Status EvaluateBase(TrainObserver* observer, const std::atomic<bool>& stop,
+                            PhaseClock* clock) {
+    v1::StepRecord record;
+    record.set_step(options_.first_step - 1);
+    ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(record.step(), observer, stop, clock));
+    record.set_eval_loss(loss);
+    observer->OnStep(record);
+    return absl::OkStatus();
+  }
+
   absl::Status WriteSamples(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop,
                             PhaseClock* clock) {
     const auto progress = [&](StepPhase phase, const std::string& unit) {
@@ -389,7 +402,7 @@ class TrainerImpl : public Trainer {
   RankFlags OwnFlags(TrainObserver* observer) {
     RankFlags flags = saves_ != nullptr ? saves_->Flags() : RankFlags();
     flags.hold = IsRankZero() && observer->ShouldHold() ? 1 : 0;
-    flags.save_request = static_cast<uint8_t>(observer->WantsSave());
+    if (options_.store == nullptr) flags.save_request = static_cast<uint8_t>(observer->WantsSave());
     return flags;
   }
 
@@ -419,12 +432,6 @@ class TrainerImpl : public Trainer {
 
   // A save and stop was asked for.
   absl::Status Leave(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
-    if (options_.store != nullptr) {
-      // Rank 0 comes when the commit is made, and no rank hangs up on it before.
-      ZS_RETURN_IF_ERROR(exchange_->ExchangeFlags(step, OwnFlags(observer)));
-      return absl::CancelledError(
-          absl::StrCat("asked to stop after step ", step, ", whose state is in the shard stores"));
-    }
     ZS_RETURN_IF_ERROR(FinishSave(step, observer, stop));
     return absl::CancelledError(absl::StrCat("saved step ", step));
   }

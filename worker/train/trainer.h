@@ -44,14 +44,15 @@ class TrainObserver {
   virtual ~TrainObserver() = default;
   // Before each part of a step: "step 12 backward blocks.3".
   virtual void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) = 0;
-  // On every rank, the same record, after the optimizer step.
+  // On every rank, the same record, after the optimizer step. Where TrainerOptions::evaluate asks
+  // for it, before the first one a record of which only step and eval_loss count.
   virtual void OnStep(const v1::StepRecord& record) = 0;
   // Rank 0 only: true while the report queue is full, because the coordinator is away. All ranks
   // then wait together, in collectives far shorter than the deadline, until it is false.
   virtual bool ShouldHold() { return false; }
   // Asked on every rank once a step; the strongest answer counts on all. Every rank then writes its
-  // part of a checkpoint, and with kSaveAndStop Run ends once it is complete. Of an offloaded job
-  // the ranks have nothing to save: kSaveAndStop ends Run when the step is committed.
+  // part of a checkpoint, and with kSaveAndStop Run ends once it is complete. Not asked of an
+  // offloaded job, whose ranks have nothing to save.
   virtual SaveRequest WantsSave() { return SaveRequest::kNone; }
   // Rank 0 only: a checkpoint is complete, or was abandoned.
   virtual void OnCheckpoint(const v1::CheckpointRecord& record) {}
@@ -77,6 +78,9 @@ struct TrainerOptions {
   // and next_sample the position of that step's first sample in the run's order.
   StateStore* store = nullptr;
   uint64_t next_sample = 0;
+  // Of an offloaded job that evaluates: the loss after first_step - 1 is measured and reported
+  // before anything else, also where no step is left.
+  bool evaluate = false;
   std::string job, run_id;   // written into checkpoints
   Device* device = nullptr;  // these three outlive the trainer
   Ops* ops = nullptr;

@@ -164,7 +164,7 @@ absl::Status ParameterGather::GatherUpdated(uint64_t step) {
   return absl::OkStatus();
 }
 
-absl::Status ParameterGather::PullKept(bool frozen) {
+void ParameterGather::PullKept(bool frozen) {
   for (size_t u = 0; u < units_.size(); ++u) {
     const UnitState& unit = units_[u];
     if (!unit.keeps_parameters || (!unit.trained && !frozen)) continue;
@@ -174,22 +174,30 @@ absl::Status ParameterGather::PullKept(bool frozen) {
     }
     renewals_[u].due = unit.resident;
   }
-  // Gathers run in order. At stage 3 the small units that are whole are gathered when their turn
-  // comes, for the stores may not have the last one before all the others are used.
-  for (size_t u = 0; u < units_.size() && policy_.options.stage < 3; ++u)
-    if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
-  return absl::OkStatus();
 }
 
 absl::Status ParameterGather::PullAll() {
   version_ = store_->base().step();
-  ZS_RETURN_IF_ERROR(PullKept(true));
+  PullKept(true);
+  // The ranks meet when their own parts are there: one that has an error to tell waits for nobody.
+  for (const Renewal& renewal : renewals_) {
+    Waiting waiting(&times_.stores);
+    const absl::Status status = renewal.pulled.Wait();
+    if (status.ok()) continue;
+    store_->Abort(std::string(status.message()));  // the others' need not come any more
+    return status;
+  }
   return Drain();
 }
 
 absl::Status ParameterGather::PullUpdated(uint64_t step) {
   version_ = step;
-  return PullKept(false);
+  PullKept(false);
+  // Gathers run in order. At stage 3 the small units that are whole are gathered when their turn
+  // comes, for the stores may not have the last one before all the others are used.
+  for (size_t u = 0; u < units_.size() && policy_.options.stage < 3; ++u)
+    if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
+  return absl::OkStatus();
 }
 
 absl::Status ParameterGather::Drain() {

@@ -64,7 +64,7 @@ class ParameterGather {
   };
   absl::Status Issue(int use, uint64_t step);
   absl::Status Prefetch(int use, uint64_t step);
-  absl::Status PullKept(bool frozen);
+  void PullKept(bool frozen);
   absl::Status GatherWhole(size_t unit);
   // Waits for the pull, then for the rest.
   absl::Status Wait(const Event& pulled, const Event& rest);

@@ -24,6 +24,8 @@ struct FakeTraining {
   std::function<void(TrainObserver*, uint64_t step)> after_step = [](TrainObserver*, uint64_t) {};
   // Called with what the trainer is made from, while that is there.
   std::function<void(const TrainerOptions&)> on_create = [](const TrainerOptions&) {};
+  // Called with how the ranks connect.
+  std::function<void(const GlooOptions&)> on_connect = [](const GlooOptions&) {};
   // Called with how each data set is opened.
   std::function<void(const v1::DataSpec&, const DatasetOptions&)> on_open =
       [](const v1::DataSpec&, const DatasetOptions&) {};
@@ -202,6 +204,7 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
                                          Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);
     if (!put.ok()) return put;
+    training->on_connect(options);
     if (training->lonely) return training->WaitForPeers(options);
     return std::make_unique<FakeCommunicator>(options.rank, options.size, training);
   };

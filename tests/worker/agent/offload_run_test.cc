@@ -67,6 +67,56 @@ TEST_F(OffloadRunTest, TheTrainerGetsTheStoresAndWhereToGoOn) {
   EXPECT_EQ(training_.alive, 0);
 }
 
+TEST_F(OffloadRunTest, ItsWaitsCountNoTimeInWhichTheCoordinatorIsAway) {
+  std::shared_ptr<const Presence> ranks, stores;
+  training_.on_connect = [&](const GlooOptions& options) { ranks = options.presence; };
+  training_.on_open_store = [&](const StoreClientOptions& options) {
+    stores = options.presence;
+    return absl::OkStatus();
+  };
+  training_.on_step = [this](uint64_t) { return training_.WaitForStoreAbort(); };
+  Assign(OffloadedJob("a-1"));
+  ASSERT_TRUE(AwaitStep(5));
+  ASSERT_NE(stores, nullptr);
+  EXPECT_EQ(ranks, stores);
+  const auto beats = [this](size_t more) {
+    size_t before = 0;
+    cluster_.With([&](auto& state) { before = state.heartbeats.size(); });
+    return cluster_.Await(
+        [&](const auto& state) { return state.heartbeats.size() >= before + more; });
+  };
+  const auto start = Presence::Clock::now();
+  ASSERT_TRUE(beats(5));
+  EXPECT_LE(stores->Counted(start), Presence::Clock::now() - start);
+  // Another process answers at once, but the others have to find it too.
+  cluster_.Stop();
+  cluster_.Start();
+  ASSERT_TRUE(beats(5));
+  EXPECT_EQ(stores->Counted(start), Presence::Clock::duration::zero());
+  StopRun("a-1", "enough");
+  AwaitEnd();
+  EXPECT_TRUE(AwaitIdle());
+
+  // Ranks of other jobs wait for nobody but each other.
+  training_.on_step = [](uint64_t) { return absl::OkStatus(); };
+  Assign(Job("b-1"));
+  AwaitEnd(2);
+  EXPECT_EQ(ranks, nullptr);
+}
+
+TEST_F(OffloadRunTest, TheEvaluationThatIsOwedIsAskedFor) {
+  std::vector<bool> seen;
+  training_.on_create = [&](const TrainerOptions& options) { seen.push_back(options.evaluate); };
+  v1::Assign job = OffloadedJob("a-1");
+  Assign(job);
+  AwaitEnd(1);
+  job.set_run_id("a-2");
+  job.set_evaluate(true);
+  Assign(job);
+  AwaitEnd(2);
+  EXPECT_EQ(seen, (std::vector<bool>{false, true}));
+}
+
 TEST_F(OffloadRunTest, AStopEndsTheWaitForTheStores) {
   training_.on_step = [this](uint64_t) { return training_.WaitForStoreAbort(); };
   Assign(OffloadedJob("a-1"));

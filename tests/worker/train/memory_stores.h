@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "common/checkpoint/state_digest.h"
 #include "common/kernels/init.h"
+#include "common/plan/offload.h"
 #include "common/plan/zero_policy.h"
 #include "common/spec/decision.h"
 #include "common/status_macros.h"
@@ -290,6 +292,10 @@ class MemoryStores {
     if (!unit.trained) return;
     for (const ParameterInfo& p : model_.units[static_cast<size_t>(unit_index)].parameters) {
       if (!p.trainable || decision.skip()) continue;
+      if (UsesSgd(spec_)) {
+        Sgd(p, decision, &unit);
+        continue;
+      }
       AdamWArgs args = MakeAdamWArgs(spec_, decision);
       if (!p.decay) args.weight_decay = 0;
       const auto at = static_cast<size_t>(p.offset);
@@ -297,9 +303,26 @@ class MemoryStores {
                  unit.exp_avg.data() + at, unit.exp_avg_sq.data() + at,
                  unit.parameters.data() + at * SizeOf(dtype_), dtype_, 1);
     }
+    if (UsesSgd(spec_) && !decision.skip()) Round(&unit);
     unit.staged.assign(unit.staged.size(), false);
     unit.version = decision.step();
     changed_.notify_all();
+  }
+
+  // As common/kernels/sgd.h says, element by element.
+  void Sgd(const ParameterInfo& p, const v1::StepDecision& decision, Unit* unit) {
+    const v1::OptimizerParams& params = spec_.optimizer().params();
+    const auto momentum = static_cast<float>(params.momentum());
+    const float decay = p.decay ? static_cast<float>(params.weight_decay()) : 0.0f;
+    for (int64_t i = p.offset; i < p.offset + p.size; ++i) {
+      const auto at = static_cast<size_t>(i);
+      float& weight = unit->master[at];
+      float& buffer = unit->exp_avg[at];
+      float gradient = unit->gradient[at] * decision.multiplier();
+      gradient = std::fma(weight, decay, gradient);
+      buffer = buffer * momentum + gradient;
+      weight = std::fma(-decision.learning_rate(), buffer, weight);
+    }
   }
 
   const v1::JobSpec spec_;

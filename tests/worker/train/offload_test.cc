@@ -15,6 +15,16 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
+// Documents of 7 tokens, whatever the text.
+class Documents : public MemoryDataset {
+ public:
+  using MemoryDataset::MemoryDataset;
+  bool masks_documents() const override { return true; }
+  void DocumentStarts(int64_t, absl::Span<int32_t> starts) const override {
+    for (size_t i = 0; i < starts.size(); ++i) starts[i] = static_cast<int32_t>(i / 7 * 7);
+  }
+};
+
 // How a job is offloaded.
 enum class Offload { kNone, kOptimizer, kAll };
 
@@ -55,8 +65,8 @@ std::vector<Offload> OffloadsOf(int stage) {
 
 // At every shape, also where a job's numbers depend on world and stage.
 void ExpectSameAsWithout(const std::string& text, const std::vector<std::string>& more,
-                         const std::vector<int>& worlds = {1, 2, 3, 4}) {
-  const MemoryDataset data = TinyData();
+                         const std::vector<int>& worlds = {1, 2, 3, 4},
+                         const TokenDataset& data = TinyData()) {
   for (int world : worlds) {
     for (int stage : {1, 2, 3}) {
       const std::string expected = TrainFingerprint(
@@ -97,6 +107,23 @@ TEST_P(OffloadNumbers, WithFrozenTensors) {
   for (const char* trainable :
        {"model.trainable=['blocks.1.*', '*_f*']", "model.trainable=['blocks.*.mlp.*']"})
     ExpectSameAsWithout(Job(), {trainable, "bf16.enabled=true"}, {1, 2});
+}
+
+// Five micro-batches: the last round of worlds 2 and 3 is ragged.
+TEST_P(OffloadNumbers, WithActivationCheckpointingAndRaggedAccumulation) {
+  ExpectSameAsWithout(
+      Job(), {"activation_checkpointing=true", "train_batch_size=10", "bf16.enabled=true"}, {2, 3});
+}
+TEST_P(OffloadNumbers, OfPackedDocuments) {
+  ExpectSameAsWithout(Job(), {"bf16.enabled=true"}, {2},
+                      Documents(ChainTokens(24 * 40 + 1, 61), 24));
+}
+
+// What is dropped belongs to the step and the sample, also in a generation that begins later.
+TEST(OffloadTest, Dropout) {
+  const std::vector<std::string> more = {"model.embd_pdrop=0.1", "model.attn_pdrop=0.2",
+                                         "model.resid_pdrop=0.1", "bf16.enabled=true"};
+  ExpectSameAsWithout(TinyGpt2(), more, {1, 3});
 }
 
 TEST(OffloadTest, TheOtherTyingHasTheSameNumbersToo) {
@@ -188,6 +215,125 @@ TEST(OffloadTest, EvaluationSeesTheVersionAfterItsStepAndChangesNothing) {
   }
 }
 
+TEST(OffloadTest, SamplesAreThoseWithoutOffload) {
+  const MemoryDataset data(ChainTokens(24 * 40 + 1, 256), 24);
+  const auto tokenizer = Tokenizer::Load("bytes");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  RunOptions options{.world = 2};
+  options.tokenizer = tokenizer->get();
+  const auto with_samples = [](v1::JobSpec spec) {
+    spec.mutable_data()->set_tokenizer("bytes");
+    spec.mutable_sample()->set_interval_steps(3);
+    spec.mutable_sample()->add_prompts("The ");
+    spec.mutable_sample()->set_max_tokens(8);
+    spec.mutable_sample()->set_temperature(0.8);
+    return spec;
+  };
+  const auto texts = [](const RankResult& result) {
+    std::vector<std::string> seen;
+    for (const v1::SampleRecord& record : result.samples)
+      seen.push_back(absl::StrFormat("%d %s: %s", record.step(), record.prompt(), record.text()));
+    return seen;
+  };
+  const std::vector<std::string> more = {"model.vocab_size=256"};
+  for (int stage : {2, 3}) {
+    const auto without =
+        TrainJob(with_samples(Spec(TinyLlama(), {2, stage}, Offload::kNone, more)), options, data);
+    ExpectAllOk(without);
+    ASSERT_EQ(without[0].samples.size(), 2u) << "after steps 3 and 4";
+    for (Offload offload : OffloadsOf(stage)) {
+      const v1::JobSpec spec = with_samples(Spec(TinyLlama(), {2, stage}, offload, more));
+      MemoryStores stores(spec, {});
+      const auto results = TrainOffloaded(spec, options, data, &stores);
+      ExpectAllOk(results);
+      EXPECT_EQ(texts(results[0]), texts(without[0]));
+      EXPECT_EQ(Fingerprint(results[0]) + stores.Digest(), Fingerprint(without[0]));
+    }
+  }
+}
+
+// A rank was lost between a step's decision and the report of its evaluation.
+TEST(OffloadTest, AnEvaluationThatIsOwedIsMadeBeforeAnythingElse) {
+  const MemoryDataset data = TinyData();
+  const MemoryDataset eval(ChainTokens(24 * 11 + 1, 61, 99), 24);
+  const std::vector<std::string> more = {"deterministic=true", "bf16.enabled=true"};
+  RunOptions options{.world = 2};
+  options.eval_data = &eval;
+  for (Offload offload : {Offload::kOptimizer, Offload::kAll}) {
+    v1::JobSpec spec = Spec(TinyGpt2(), {2, 3}, offload, more);
+    spec.mutable_eval()->add_data("unused");
+    spec.mutable_eval()->set_interval_steps(1);
+    MemoryStores whole(spec, {});
+    const auto undisturbed = TrainOffloaded(spec, options, data, &whole);
+    ExpectAllOk(undisturbed);
+
+    MemoryStores stores(spec, {});
+    RunOptions first = options;
+    first.on_step = [&](int rank, const v1::StepRecord& record) {
+      if (rank == 0 && record.step() == 2) stores.Abort("rank 0 is gone");
+    };
+    for (const RankResult& result : TrainOffloaded(spec, first, data, &stores))
+      EXPECT_FALSE(result.status.ok());
+    // The rest, by another number of ranks; and once more when no step is left.
+    for (uint64_t done : {2, 4}) {
+      stores.WaitForVersion(done);
+      stores.Continue();
+      RunOptions next = options;
+      next.world = 3;
+      next.first_step = done + 1;
+      next.next_sample = 6 * done;
+      next.evaluate = true;
+      const auto results = TrainOffloaded(spec, next, data, &stores);
+      ExpectAllOk(results);
+      for (const RankResult& result : results) {
+        ASSERT_EQ(result.records.size(), 4 - done + 1);
+        const auto& wanted = undisturbed[0].records;
+        EXPECT_EQ(result.records[0].tokens(), 0u) << "nothing was trained";
+        for (size_t i = 0; i < result.records.size(); ++i) {
+          EXPECT_EQ(result.records[i].step(), done + i);
+          EXPECT_EQ(result.records[i].eval_loss(), wanted.at(done + i - 1).eval_loss());
+          if (i == 0) continue;
+          EXPECT_EQ(result.records[i].loss(), wanted.at(done + i - 1).loss());
+        }
+      }
+    }
+    EXPECT_EQ(stores.Digest(), whole.Digest());
+  }
+}
+
+TEST(OffloadTest, NothingIsEvaluatedThatIsNotOwedOrThatTheJobDoesNotHave) {
+  const MemoryDataset data = TinyData();
+  const v1::JobSpec spec = Spec(TinyGpt2(), {1, 2}, Offload::kOptimizer);
+  MemoryStores stores(spec, {});
+  RunOptions options{.world = 1};
+  options.evaluate = true;
+  const auto results = TrainOffloaded(spec, options, data, &stores);
+  ExpectAllOk(results);
+  EXPECT_EQ(results[0].records.size(), 4u);
+}
+
+TEST(OffloadTest, ARunThatBeganWithACheckpointHasAsManySamplesAsThat) {
+  const MemoryDataset data = TinyData();
+  MemoryFolder folder;
+  const std::string dir = folder / "ckpt";
+  ExpectAllOk(TrainJob(SavingSpec(TinyGpt2(), {1, 0}, 2, dir), {.world = 1}, data));
+  const v1::JobSpec spec = Spec(TinyGpt2(), {2, 2}, Offload::kOptimizer);
+  v1::StateVersion base;
+  base.set_step(2);
+  MemoryStores stores(spec, {.base = base});
+  RunOptions options = Resume(2, dir + "/" + CheckpointName(2), 2);
+  options.next_sample = 12;
+  const auto refused =
+      TrainOffloaded(spec, options, MemoryDataset(ChainTokens(24 * 41 + 1, 61), 24), &stores);
+  EXPECT_EQ(refused[0].status.code(), absl::StatusCode::kInvalidArgument) << refused[0].status;
+  EXPECT_THAT(std::string(refused[0].status.message()),
+              testing::AllOf(HasSubstr("has 41 samples"), HasSubstr("had 40")));
+  EXPECT_FALSE(refused[1].status.ok());
+  EXPECT_TRUE(stores.decisions().empty());
+  MemoryStores right(spec, {.base = base});
+  ExpectAllOk(TrainOffloaded(spec, options, data, &right));
+}
+
 TEST(OffloadTest, AStepWithoutALossIsCommittedAsASkip) {
   MemoryDataset data(ChainTokens(24 * 40 + 1, 61), 24);
   const SampleOrder order(40, 7);
@@ -234,14 +380,12 @@ TEST(OffloadTest, GoesOnAtTheVersionAndPositionOfTheAssignment) {
     v1::JobSpec spec = Spec(TinyGpt2(), {2, 3}, offload, more);
     MemoryStores stores(spec, {});
     RunOptions first{.world = 2};
-    first.wants_save = [](int rank, uint64_t step) {
-      return rank == 1 && step == 2 ? SaveRequest::kSaveAndStop : SaveRequest::kNone;
+    first.on_step = [&](int rank, const v1::StepRecord& record) {
+      if (rank == 0 && record.step() == 2) stores.Abort("generation 2 has begun");
     };
     const auto before = TrainOffloaded(spec, first, data, &stores);
-    for (const RankResult& result : before) {
-      EXPECT_TRUE(absl::IsCancelled(result.status)) << result.status;
-      EXPECT_THAT(std::string(result.status.message()), HasSubstr("after step 2"));
-    }
+    for (const RankResult& result : before) EXPECT_FALSE(result.status.ok());
+    stores.WaitForVersion(2);
     RunOptions second{.world = 3};
     second.first_step = 3;
     second.next_sample = 12;
@@ -445,6 +589,70 @@ TEST(OffloadFaults, AnErrorOfAStoreEndsAllRanksPromptly) {
         for (const RankResult& result : results) EXPECT_FALSE(result.status.ok());
       }
     }
+  }
+}
+
+// What a rank sees of the stores, and when it lets go of it.
+class Watched : public StateStore {
+ public:
+  Watched(std::unique_ptr<StateStore> store, std::function<void()> gone)
+      : store_(std::move(store)), gone_(std::move(gone)) {}
+  ~Watched() override {
+    store_.reset();
+    gone_();
+  }
+  v1::StateVersion base() const override { return store_->base(); }
+  Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
+             const Event& after) override {
+    return store_->Push(step, unit, begin, end, data, after);
+  }
+  Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) override {
+    return store_->Pull(step, unit, begin, end, out);
+  }
+  absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord& record, uint64_t next,
+                                          uint64_t samples) override {
+    return store_->Commit(record, next, samples);
+  }
+  void Abort(const std::string& reason) override { store_->Abort(reason); }
+  const OffloadCounters& counters() const override { return store_->counters(); }
+
+ private:
+  std::unique_ptr<StateStore> store_;
+  const std::function<void()> gone_;
+};
+
+// A rank that has an error to tell at the start waits neither for the others nor for its own pulls.
+TEST(OffloadFaults, AFailedPullAtTheStartIsToldAtOnce) {
+  const MemoryDataset data = TinyData();
+  for (int stage : {1, 3}) {
+    const v1::JobSpec spec = Spec(TinyGpt2(), {2, stage}, Offload::kOptimizer);
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool gone = false, in_time = true;
+    MemoryStores::Options options;
+    options.on_call = [&](MemoryStores::Call, int rank, uint64_t, int unit) -> absl::Status {
+      if (rank == 1) {  // has nothing before the other has given up
+        std::unique_lock lock(mutex);
+        in_time &= changed.wait_for(lock, std::chrono::seconds(30), [&] { return gone; });
+      }
+      if (rank == 0 && unit == 3) return absl::DataLossError("store-0: chunk 3 is damaged");
+      return absl::OkStatus();
+    };
+    MemoryStores stores(spec, options);
+    RunOptions run{.world = 2};
+    run.store = [&](int rank) -> std::unique_ptr<StateStore> {
+      auto store = stores.MakeRank(rank);
+      if (rank != 0) return store;
+      return std::make_unique<Watched>(std::move(store), [&] {
+        std::lock_guard lock(mutex);
+        gone = true;
+        changed.notify_all();
+      });
+    };
+    const auto results = TrainJob(spec, run, data);
+    EXPECT_EQ(results[0].status, absl::DataLossError("store-0: chunk 3 is damaged"));
+    EXPECT_FALSE(results[1].status.ok());
+    EXPECT_TRUE(in_time) << "stage " << stage;
   }
 }
 

@@ -2,6 +2,7 @@
 #include "tests/worker/train/served_stores.h"
 
 #include "tests/worker/train/checkpoint_harness.h"
+#include "tests/worker/train/memory_stores.h"
 
 namespace zeroshard {
 namespace {
@@ -65,6 +66,34 @@ TEST_P(ServedStoresTest, HistoriesAndWeightsAreThoseWithoutOffload) {
       pushed += PlanRank(*model, MakeZeroPolicy(*model, MakeZeroOptions(spec, c.world)), rank).push;
     }
     EXPECT_EQ(stores.pushed(), pushed * spec.steps());
+  }
+}
+
+// No job without offload has it: the reference is the formula, in the test's own stores.
+TEST_P(ServedStoresTest, SgdHasTheNumbersOfItsFormulaAtEveryShape) {
+  const MemoryDataset data = TinyData();
+  const std::vector<std::string> more = {
+      GetParam(), "deterministic=true",
+      "optimizer={type: SGD, params: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}"};
+  const v1::JobSpec reference = Spec({2, 2, false, 1, 1}, true, more);
+  MemoryStores formula(reference, {});
+  RunOptions options{.world = 2};
+  options.store = [&](int rank) { return formula.MakeRank(rank); };
+  const auto wanted = TrainJob(reference, options, data);
+  ExpectAllOk(wanted);
+  formula.WaitForVersion(reference.steps());
+  const std::string expected = Fingerprint(wanted[0]) + formula.Digest();
+  EXPECT_LT(wanted[0].records.back().loss(), wanted[0].records.front().loss()) << "it learns";
+  for (const Case& c : {Case{1, 1, false, 1, 1}, {2, 2, false, 3, 2}, {3, 3, true, 2, 1}}) {
+    const v1::JobSpec spec = Spec(c, true, more);
+    ServedStores stores(spec, c.stores, kElements);
+    stores.Open();
+    RunOptions run{.world = c.world};
+    run.store = [&](int rank) { return stores.MakeRank(rank); };
+    const auto results = TrainJob(spec, run, data);
+    ExpectAllOk(results);
+    EXPECT_EQ(Fingerprint(results[0]) + stores.Digest(spec.steps()), expected)
+        << "world " << c.world << " stage " << c.stage;
   }
 }
 
