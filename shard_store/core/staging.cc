@@ -33,6 +33,13 @@ absl::Status Coverage::Check(uint64_t begin, uint64_t count) const {
   };
   if (after != ends_.end() && after->first < end) return overlaps(after);
   if (after != ends_.begin() && std::prev(after)->second > begin) return overlaps(std::prev(after));
+  if (ends_.size() >= MostRanges(size_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Range(begin, end), " would be range ", ends_.size() + 1, " of a run of ",
+                     size_, " elements, which may be made of ", MostRanges(size_),
+                     "; send gradients in larger pieces (zero_optimization.reduce_bucket_size, "
+                     "offload_optimizer.buffer_size)"));
+  }
   return absl::OkStatus();
 }
 

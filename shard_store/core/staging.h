@@ -3,6 +3,7 @@
 // thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 
@@ -12,10 +13,16 @@ namespace zeroshard::store {
 
 class Coverage {
  public:
+  // Ranges that a run of `size` elements may be made of: 64 elements each on average, and never
+  // fewer than 1024 ranges. What they take is a small part of what the run itself does.
+  static constexpr uint64_t MostRanges(uint64_t size) {
+    return std::max<uint64_t>(1024, size / 64);
+  }
+
   explicit Coverage(uint64_t size = 0) : size_(size) {}
 
-  // INVALID_ARGUMENT: empty, not within the run, or overlapping another range than itself. The
-  // message begins with the range ("elements 64 to 127 ...").
+  // INVALID_ARGUMENT: empty, not within the run, overlapping another range than itself, or one too
+  // many. The message begins with the range ("elements 64 to 127 ...").
   absl::Status Check(uint64_t begin, uint64_t count) const;
   // Check's errors; nothing changes then.
   absl::Status Add(uint64_t begin, uint64_t count);

@@ -5,6 +5,7 @@
 namespace zeroshard::store {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(Coverage, IsCompleteWhenRangesInAnyOrderTileTheRun) {
@@ -25,6 +26,26 @@ TEST(Coverage, ARangeSaidAgainCountsOnce) {
   EXPECT_TRUE(run.Add(2, 3).ok());
   EXPECT_TRUE(run.Add(2, 3).ok());
   EXPECT_EQ(run.covered(), 3u);
+}
+
+TEST(Coverage, IsMadeOfABoundedNumberOfRanges) {
+  const uint64_t size = 1 << 20;
+  Coverage run(size);
+  uint64_t taken = 0;
+  absl::Status status;
+  for (; taken < size && status.ok(); ++taken) status = run.Add(taken, 1);
+  EXPECT_EQ(taken - 1, size / 64);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("elements 16384 to 16384"),
+                                      HasSubstr("made of 16384"), HasSubstr("larger pieces")));
+  EXPECT_TRUE(run.Add(0, 1).ok());  // one that is here is none more
+  EXPECT_EQ(run.covered(), size / 64);
+  run.Clear();
+  EXPECT_TRUE(run.Add(0, size).ok());
+
+  Coverage small(1000);  // in any pieces
+  for (uint64_t i = 0; i < 1000; ++i) ASSERT_TRUE(small.Add(i, 1).ok());
+  EXPECT_TRUE(small.complete());
 }
 
 TEST(Coverage, RefusesEveryOverlapThatIsNotTheSameRange) {
