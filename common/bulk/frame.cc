@@ -30,7 +30,7 @@ bool CarriesElements(FrameType type) {
 
 bool CarriesNothing(FrameType type) {
   return type == FrameType::kAck || type == FrameType::kPull || type == FrameType::kState ||
-         type == FrameType::kWelcome;
+         type == FrameType::kRoom;
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ void Encode(const Header& header, char* out) {
   std::memcpy(out, kMagic, sizeof(kMagic));
   out[4] = static_cast<char>(header.type);
   out[5] = static_cast<char>(header.dtype);
-  Put(uint16_t{0}, out + 6);
+  Put(header.slot, out + 6);
   Put(header.generation, out + 8);
   Put(header.epoch, out + 16);
   Put(header.step, out + 24);
@@ -72,7 +72,7 @@ absl::StatusOr<Header> Decode(absl::string_view first_bytes, size_t message_byte
   }
   const auto type = static_cast<unsigned char>(in[4]);
   if (type < static_cast<unsigned char>(FrameType::kHello) ||
-      type > static_cast<unsigned char>(FrameType::kError)) {
+      type > static_cast<unsigned char>(FrameType::kRoom)) {
     return absl::InvalidArgumentError(absl::StrCat("a bulk frame of the unknown type ", type));
   }
   const auto dtype = static_cast<unsigned char>(in[5]);
@@ -80,12 +80,10 @@ absl::StatusOr<Header> Decode(absl::string_view first_bytes, size_t message_byte
     return absl::InvalidArgumentError(
         absl::StrCat("a bulk frame of the unknown element type ", dtype));
   }
-  if (Get<uint16_t>(in + 6) != 0) {
-    return absl::InvalidArgumentError("a bulk frame whose reserved bytes are not 0");
-  }
   Header header;
   header.type = static_cast<FrameType>(type);
   header.dtype = static_cast<DType>(dtype);
+  header.slot = Get<uint16_t>(in + 6);
   header.generation = Get<uint64_t>(in + 8);
   header.epoch = Get<uint64_t>(in + 16);
   header.step = Get<uint64_t>(in + 24);
@@ -100,10 +98,23 @@ absl::StatusOr<Header> Decode(absl::string_view first_bytes, size_t message_byte
     return absl::InvalidArgumentError(absl::StrCat("a bulk frame announces ", header.bytes,
                                                    " bytes; the limit is ", kMaxPayload));
   }
-  if (header.bytes != message_bytes - kHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a bulk frame announces ", header.bytes,
-                                                   " bytes and carries ",
-                                                   message_bytes - kHeaderBytes));
+  if (header.slot != 0) {
+    if (header.slot > kMaxSlot) {
+      return absl::InvalidArgumentError(absl::StrCat("a bulk frame in slot ", header.slot - 1,
+                                                     "; a region has at most ", kMaxSlot));
+    }
+    if (!CarriesElements(header.type) || header.bytes == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a bulk frame of type ", type, " with ", header.bytes,
+                       " bytes names a slot; only gradients and data lie in one"));
+    }
+  }
+  // What lies in a slot does not follow.
+  const size_t follows = header.slot != 0 ? 0 : header.bytes;
+  if (follows != message_bytes - kHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a bulk frame announces ", header.bytes, " bytes and carries ",
+        message_bytes - kHeaderBytes, header.slot != 0 ? " although they lie in a slot" : ""));
   }
   if (header.count > kMaxElements || header.begin > kMaxElements) {
     return absl::InvalidArgumentError(absl::StrCat("a bulk frame of ", header.count,

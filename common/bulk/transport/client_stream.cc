@@ -1,11 +1,14 @@
 #include "common/bulk/transport/client_stream.h"
 
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/bulk/transport/channel_arguments.h"
 #include "common/checksum.h"
 #include "common/grpc_status.h"
+#include "common/log.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
@@ -16,14 +19,42 @@ namespace {
 constexpr char kMethod[] = "/zeroshard.v1.ShardStore/Bulk";
 constexpr uint64_t kKnown = uint64_t{1} << 32;
 
-uint32_t ChecksumOf(const Outgoing& frame) {
+// Copies the payload to `slot`, unless that is null.
+uint32_t ChecksumOf(const Outgoing& frame, char* slot) {
+  const char* const data = frame.payload.data();
+  const size_t bytes = frame.payload.size();
   if (frame.checksum != nullptr) {
     const uint64_t known = frame.checksum->load(std::memory_order_relaxed);
-    if (known != 0) return static_cast<uint32_t>(known);
+    if (known != 0) {
+      if (slot != nullptr) std::memcpy(slot, data, bytes);
+      return static_cast<uint32_t>(known);
+    }
   }
-  const uint32_t crc = Crc32c(frame.payload.data(), frame.payload.size());
+  const uint32_t crc = slot != nullptr ? CopyWithCrc32c(data, bytes, slot) : Crc32c(data, bytes);
   if (frame.checksum != nullptr) frame.checksum->store(kKnown | crc, std::memory_order_relaxed);
   return crc;
+}
+
+bool GoesIntoASlot(const Outgoing& frame) {
+  return frame.header.type == FrameType::kPush && frame.payload.size() >= kLeastShared &&
+         frame.payload.size() <= kMaxPayload;
+}
+
+// Null where there can be none; the first time, says why.
+std::shared_ptr<SharedRegion> MakeRegion(const Sharing& sharing) {
+  if (!sharing.wanted) return nullptr;
+  static const int stale = SharedRegion::RemoveStale();
+  if (static std::atomic<bool> told{stale == 0}; !told.exchange(true)) {
+    LogInfo("removed ", stale, " regions of shared memory whose processes are gone");
+  }
+  auto region = SharedRegion::Make(sharing.slots, sharing.folder);
+  if (region.ok()) return *std::move(region);
+  static std::atomic<bool> warned{false};
+  if (!warned.exchange(true)) {
+    LogWarning("no shared memory with stores of this host, which makes transfers slower: ",
+               region.status().message());
+  }
+  return nullptr;
 }
 
 // gRPC's callback threads end, and are joined, when no channel of the process has made a call on
@@ -66,10 +97,16 @@ std::shared_ptr<grpc::Channel> MakeBulkChannel(const std::string& address) {
 }
 
 std::shared_ptr<ClientStream> ClientStream::Open(const std::string& address,
-                                                 const v1::BulkHello& hello, Handler handler) {
+                                                 const v1::BulkHello& hello, Handler handler,
+                                                 const Sharing& sharing) {
   Keeper::Make();
   std::shared_ptr<ClientStream> stream(new ClientStream(std::move(handler)));
   stream->self_ = stream;
+  stream->generation_ = hello.generation();
+  stream->region_ = MakeRegion(sharing);
+  v1::BulkHello offer = hello;
+  offer.clear_shared_region();
+  if (stream->region_ != nullptr) offer.set_shared_region(stream->region_->name());
   stream->channel_ = MakeBulkChannel(address);
   grpc::GenericStub stub(stream->channel_);
   stub.PrepareBidiStreamingCall(&stream->context_, kMethod, grpc::StubOptions(), stream.get());
@@ -78,7 +115,7 @@ std::shared_ptr<ClientStream> ClientStream::Open(const std::string& address,
   stream->AddHold();
   stream->StartRead(&stream->incoming_);
   stream->StartCall();
-  auto text = std::make_shared<const std::string>(hello.SerializeAsString());
+  auto text = std::make_shared<const std::string>(offer.SerializeAsString());
   Outgoing first;
   first.header.type = FrameType::kHello;
   first.header.generation = hello.generation();
@@ -104,32 +141,89 @@ void ClientStream::Cancel(absl::Status reason) {
 }
 
 void ClientStream::WriteNext(std::unique_lock<std::mutex> lock) {
-  if (writing_ || closing_ || queue_.empty()) return;
+  if (writing_ || closing_) return;
+  Outgoing frame;
+  std::optional<int> slot;
+  bool more = false;
+  if (room_) {
+    room_ = false;
+    frame.header.type = FrameType::kRoom;
+    frame.header.generation = generation_;
+  } else {
+    if (queue_.empty()) return;
+    if (shared_ && GoesIntoASlot(queue_.front())) {
+      slot = region_->Take();
+      if (!slot.has_value())
+        return;  // each busy one has an answer to come, and then it is tried again
+    }
+    frame = std::move(queue_.front());
+    queue_.pop_front();
+    more = !queue_.empty() && !slot.has_value();
+  }
   writing_ = true;
-  Outgoing frame = std::move(queue_.front());
-  queue_.pop_front();
-  const bool more = !queue_.empty();
   lock.unlock();
-  frame.header.payload_crc = ChecksumOf(frame);
-  sending_ = frame.header;
-  outgoing_ = MakeFrame(frame.header, frame.payload, std::move(frame.keep));
+  if (slot.has_value()) {
+    frame.header.bytes = static_cast<uint32_t>(frame.payload.size());
+    frame.header.payload_crc = ChecksumOf(frame, region_->Slot(*slot));
+    frame.header.slot = static_cast<uint16_t>(*slot + 1);
+    sending_ = frame.header;
+    outgoing_ = MakeSlotFrame(frame.header);
+    frame.keep.reset();
+  } else {
+    frame.header.payload_crc = ChecksumOf(frame, nullptr);
+    sending_ = frame.header;
+    outgoing_ = MakeFrame(frame.header, frame.payload, std::move(frame.keep));
+  }
   grpc::WriteOptions options;
   if (more) options.set_buffer_hint();
   StartWrite(&outgoing_, options);
 }
 
+absl::Status ClientStream::TakeWelcome(const ReceivedFrame& frame) {
+  v1::BulkWelcome welcome;
+  if (!welcome.ParseFromString(frame.Text())) {
+    return absl::InvalidArgumentError("the store's welcome cannot be read");
+  }
+  std::shared_ptr<SharedRegion> unused;  // unmapped without the lock
+  SharedRegion* region = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (welcome.shared() && (region_ == nullptr || shared_)) {
+      return absl::InvalidArgumentError("the store says it mapped a region that was not offered");
+    }
+    shared_ = welcome.shared();
+    if (!shared_) unused = std::move(region_);
+    region = region_.get();
+  }
+  if (region != nullptr) region->Unlink();
+  return absl::OkStatus();
+}
+
+absl::Status ClientStream::TakeFrame(const grpc::ByteBuffer& message) {
+  // shared_ and region_ change on this thread alone, but for the end.
+  auto frame = ReadFrame(message, shared_ ? region_.get() : nullptr);
+  if (!frame.ok()) return frame.status();
+  if (frame->header.type == FrameType::kError) return ErrorOf(*frame);
+  if (frame->header.type == FrameType::kWelcome) {
+    if (absl::Status status = TakeWelcome(*frame); !status.ok()) return status;
+  }
+  absl::Status status = handler_.on_frame(*frame);
+  frame->Release();
+  return status;
+}
+
 void ClientStream::OnReadDone(bool ok) {
   if (ok) {
-    absl::Status status;
-    if (auto frame = ReadFrame(incoming_); !frame.ok()) {
-      status = frame.status();
-    } else if (frame->header.type == FrameType::kError) {
-      status = ErrorOf(*frame);
-    } else {
-      status = handler_.on_frame(*frame);
-    }
+    absl::Status status = TakeFrame(incoming_);
     incoming_.Clear();
     if (!status.ok()) Cancel(std::move(status));
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (shared_) {
+      if (region_->TakeWaiting()) room_ = true;
+      WriteNext(std::move(lock));
+    } else {
+      lock.unlock();
+    }
     StartRead(&incoming_);
     return;
   }
@@ -159,11 +253,14 @@ void ClientStream::OnWriteDone(bool ok) {
 void ClientStream::OnDone(const grpc::Status& status) {
   std::shared_ptr<ClientStream> self;
   std::deque<Outgoing> unsent;
+  std::shared_ptr<SharedRegion> region;
   absl::Status reason;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     self = std::move(self_);
     unsent.swap(queue_);
+    shared_ = false;
+    region = std::move(region_);
     if (reason_.ok()) {
       reason_ = status.ok() ? absl::UnavailableError("the store closed the stream")
                             : FromGrpcStatus(status);
@@ -171,6 +268,7 @@ void ClientStream::OnDone(const grpc::Status& status) {
     reason = reason_;
   }
   unsent.clear();
+  region.reset();
   channel_.reset();  // and with it the connection, which lets go of what it still had to write
   handler_.on_end(reason);
 }

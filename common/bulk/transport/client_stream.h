@@ -27,6 +27,14 @@ struct Outgoing {
   std::shared_ptr<std::atomic<uint64_t>> checksum;  // 0: not known yet; else it, with bit 32 set
 };
 
+// Whether a stream offers its store shared memory for payloads. Where that fails, or the store is
+// on another host, they travel in their frames; nothing else differs.
+struct Sharing {
+  bool wanted = true;
+  int slots = 4;  // of kMaxPayload; more do not pass more, and leave the cache
+  std::string folder = SharedRegion::kFolder;
+};
+
 // Thread-safe. Lives until its owner let go of it and gRPC is done with it.
 class ClientStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                            public std::enable_shared_from_this<ClientStream> {
@@ -44,9 +52,10 @@ class ClientStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   // Connects and says hello; the store's kWelcome arrives as a frame. The connection is this
   // stream's own and ends with it.
   static std::shared_ptr<ClientStream> Open(const std::string& address, const v1::BulkHello& hello,
-                                            Handler handler);
+                                            Handler handler, const Sharing& sharing = {});
 
-  // Sends after what was sent before. Ignored once the stream is ending.
+  // Sends after what was sent before. Ignored once the stream is ending. What is to lie in a slot
+  // waits until one is free: until the store has answered something sent before.
   void Send(Outgoing frame);
   // Ends the stream; the first reason is on_end's.
   void Cancel(absl::Status reason);
@@ -55,6 +64,8 @@ class ClientStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   explicit ClientStream(Handler handler) : handler_(std::move(handler)) {}
 
   void WriteNext(std::unique_lock<std::mutex> lock);
+  absl::Status TakeFrame(const grpc::ByteBuffer& message);
+  absl::Status TakeWelcome(const ReceivedFrame& frame);
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
@@ -68,6 +79,10 @@ class ClientStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   std::mutex mutex_;
   std::deque<Outgoing> queue_;
+  uint64_t generation_ = 0;
+  std::shared_ptr<SharedRegion> region_;  // offered; null again where the store did not map it
+  bool shared_ = false;                   // it did
+  bool room_ = false;                     // a kRoom frame is to be sent
   bool writing_ = false;
   bool closing_ = false;                // no further write may start
   absl::Status reason_;                 // of the end

@@ -40,6 +40,11 @@ grpc::ByteBuffer MakeFrame(Header header, const std::string& payload) {
   return grpc::ByteBuffer(slices, payload.empty() ? 1 : 2);
 }
 
+grpc::ByteBuffer MakeSlotFrame(const Header& header) {
+  const grpc::Slice slice = HeaderSlice(header);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
 grpc::ByteBuffer MakeErrorFrame(const absl::Status& status) {
   Header header;
   header.type = FrameType::kError;
@@ -53,7 +58,7 @@ std::string ReceivedFrame::Text() const {
   return text;
 }
 
-absl::StatusOr<ReceivedFrame> ReadFrame(const grpc::ByteBuffer& message) {
+absl::StatusOr<ReceivedFrame> ReadFrame(const grpc::ByteBuffer& message, SharedRegion* region) {
   ReceivedFrame frame;
   if (!message.Dump(&frame.slices).ok()) {
     return absl::InternalError("gRPC cannot give out a message that it received");
@@ -73,6 +78,17 @@ absl::StatusOr<ReceivedFrame> ReadFrame(const grpc::ByteBuffer& message) {
   auto header = Decode(absl::string_view(head, got), total);
   if (!header.ok()) return header.status();
   frame.header = *header;
+  if (header->slot != 0) {
+    const int slot = header->slot - 1;
+    if (region == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a bulk frame in slot ", slot, " of a stream that has no region"));
+    }
+    auto claim = region->ClaimSlot(slot);
+    if (!claim.ok()) return claim.status();
+    frame.claim = *std::move(claim);
+    frame.parts.emplace_back(region->Slot(slot), header->bytes);
+  }
   if (absl::Status status = CheckPayload(frame.header, ChecksumOf(frame.parts)); !status.ok()) {
     return status;
   }

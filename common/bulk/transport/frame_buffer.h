@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/bulk/frame.h"
+#include "common/bulk/shared_region.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 
@@ -23,8 +24,13 @@ grpc::ByteBuffer MakeFrame(Header header, absl::Span<const char> payload,
                            std::shared_ptr<const void> keep);
 // The payload is copied and its checksum set.
 grpc::ByteBuffer MakeFrame(Header header, const std::string& payload);
+// A frame whose payload of header.bytes lies in header.slot.
+grpc::ByteBuffer MakeSlotFrame(const Header& header);
 // A kError frame.
 grpc::ByteBuffer MakeErrorFrame(const absl::Status& status);
+
+// Payloads of so few bytes are sent with their header: as cheap, and a slot is for larger ones.
+constexpr size_t kLeastShared = size_t{32} << 10;
 
 // Movable alone: `parts` may point into `slices`.
 struct ReceivedFrame {
@@ -33,14 +39,22 @@ struct ReceivedFrame {
   ReceivedFrame& operator=(ReceivedFrame&&) = default;
 
   Header header;
-  std::vector<grpc::Slice> slices;                        // own the bytes
+  std::vector<grpc::Slice> slices;                        // own the bytes,
+  SharedRegion::Claim claim;                              // or this does
   absl::InlinedVector<absl::Span<const char>, 32> parts;  // the payload, in order
 
   std::string Text() const;  // the payload as a string
+  // The payload is done with: its slot is free for the next.
+  void Release() {
+    if (claim.held()) parts.clear();
+    claim.Release();
+  }
 };
 
-// The errors of Decode and CheckPayload.
-absl::StatusOr<ReceivedFrame> ReadFrame(const grpc::ByteBuffer& message);
+// `region`: of the stream; null where there is none. The errors of Decode, ClaimSlot and
+// CheckPayload; INVALID_ARGUMENT: a slot without a region.
+absl::StatusOr<ReceivedFrame> ReadFrame(const grpc::ByteBuffer& message,
+                                        SharedRegion* region = nullptr);
 
 // What a kError frame says.
 absl::Status ErrorOf(const ReceivedFrame& frame);

@@ -9,9 +9,12 @@
 #include <string>
 
 #include "common/checksum.h"
+#include "tests/common/temp_folder.h"
 
 namespace zeroshard::bulk {
 namespace {
+
+using ::testing::HasSubstr;
 
 Header Push(const std::string& payload) {
   Header header;
@@ -86,6 +89,80 @@ TEST(FrameBufferTest, ACutOrEmptyMessageIsRefused) {
     EXPECT_FALSE(ReadFrame(Cut(flat.substr(0, size), 50)).ok()) << size;
   }
   EXPECT_FALSE(ReadFrame(Cut(flat + "y", 50)).ok());
+}
+
+// A payload in a slot of the sender's, as its header and the receiver's region say.
+class SlotFrameTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto sender = SharedRegion::Make(2, folder_.path());
+    ASSERT_TRUE(sender.ok()) << sender.status();
+    sender_ = *sender;
+    auto receiver = SharedRegion::Map(sender_->name(), folder_.path());
+    ASSERT_TRUE(receiver.ok()) << receiver.status();
+    receiver_ = *receiver;
+  }
+  Header Sent(const std::string& payload) {
+    Header header = Push(payload);
+    const auto slot = sender_->Take();
+    EXPECT_TRUE(slot.has_value());
+    header.slot = static_cast<uint16_t>(*slot + 1);
+    header.bytes = static_cast<uint32_t>(payload.size());
+    EXPECT_EQ(CopyWithCrc32c(payload.data(), payload.size(), sender_->Slot(*slot)),
+              header.payload_crc);
+    return header;
+  }
+
+  TempFolder folder_;
+  std::shared_ptr<SharedRegion> sender_, receiver_;
+};
+
+TEST_F(SlotFrameTest, APayloadInASlotIsReadThereAndTheSlotIsFreeWhenTheFrameGoes) {
+  const std::string payload(100000, 'p');
+  const grpc::ByteBuffer message = MakeSlotFrame(Sent(payload));
+  EXPECT_EQ(message.Length(), kHeaderBytes);
+  {
+    const auto frame = ReadFrame(message, receiver_.get());
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    ASSERT_EQ(frame->parts.size(), 1u);
+    EXPECT_EQ(frame->parts[0].data(), receiver_->Slot(0));
+    EXPECT_EQ(frame->Text(), payload);
+    EXPECT_EQ(sender_->Take(), 1);
+    EXPECT_EQ(sender_->Take(), std::nullopt);
+  }
+  EXPECT_EQ(sender_->Take(), 0);
+}
+
+TEST_F(SlotFrameTest, AReleasedFrameHasNoPayloadAnyMore) {
+  auto frame = ReadFrame(MakeSlotFrame(Sent("abc")), receiver_.get());
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  frame->Release();
+  EXPECT_TRUE(frame->parts.empty());
+  EXPECT_EQ(sender_->Take(), 0);
+}
+
+TEST_F(SlotFrameTest, ADamagedSlotIsDataLossAndFree) {
+  const Header header = Sent("abc");
+  sender_->Slot(0)[1] = 'x';
+  EXPECT_EQ(ReadFrame(MakeSlotFrame(header), receiver_.get()).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(sender_->Take(), 0);
+}
+
+TEST_F(SlotFrameTest, SlotsThatWereNotSentAreRefusedByName) {
+  Header header = Sent("abc");
+  EXPECT_THAT(ReadFrame(MakeSlotFrame(header)).status().message(),
+              HasSubstr("slot 0 of a stream that has no region"));
+  const auto frame = ReadFrame(MakeSlotFrame(header), receiver_.get());
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_THAT(ReadFrame(MakeSlotFrame(header), receiver_.get()).status().message(),
+              HasSubstr("slot 0, whose last frame is still being read"));
+  header.slot = 2;
+  EXPECT_THAT(ReadFrame(MakeSlotFrame(header), receiver_.get()).status().message(),
+              HasSubstr("slot 1, which is free"));
+  header.slot = 3;
+  EXPECT_THAT(ReadFrame(MakeSlotFrame(header), receiver_.get()).status().message(),
+              HasSubstr("slot 2 of a region that has 2"));
 }
 
 TEST(FrameBufferTest, AnErrorArrivesAsItWas) {

@@ -135,10 +135,8 @@ TEST(FrameTest, ValuesOutsideTheirRangeAreRefused) {
     return DecodeAll(Sealed(bytes), 6).status();
   };
   EXPECT_FALSE(with(4, 0).ok());
-  EXPECT_FALSE(with(4, 9).ok());
+  EXPECT_FALSE(with(4, 10).ok());
   EXPECT_FALSE(with(5, 4).ok());
-  EXPECT_FALSE(with(6, 1).ok());
-  EXPECT_FALSE(with(7, 1).ok());
   EXPECT_FALSE(with(39, 0x41).ok());  // begin above 2^30
   EXPECT_FALSE(with(56, 17).ok());    // no such status code
   EXPECT_TRUE(with(56, 16).ok());
@@ -146,12 +144,44 @@ TEST(FrameTest, ValuesOutsideTheirRangeAreRefused) {
 
 TEST(FrameTest, FramesWithoutAPayloadMustHaveNone) {
   for (const FrameType type :
-       {FrameType::kWelcome, FrameType::kAck, FrameType::kPull, FrameType::kState}) {
+       {FrameType::kRoom, FrameType::kAck, FrameType::kPull, FrameType::kState}) {
     Header header = Push();
     header.type = type;
     EXPECT_FALSE(DecodeAll(Bytes(header), 6).ok());
     header.bytes = 0;
     EXPECT_TRUE(DecodeAll(Bytes(header), 0).ok());
+  }
+}
+
+TEST(FrameTest, ASlotStandsInBytesSixAndSevenAndTakesThePayloadsPlace) {
+  Header header = Push();
+  header.slot = kMaxSlot;
+  std::string bytes = Bytes(header);
+  EXPECT_EQ(bytes[6], static_cast<char>(kMaxSlot));
+  EXPECT_EQ(bytes[7], 0);
+  const auto decoded = DecodeAll(bytes, 0);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->slot, kMaxSlot);
+  EXPECT_EQ(decoded->bytes, 6u);
+  EXPECT_THAT(DecodeAll(bytes, 6).status().message(), HasSubstr("lie in a slot"));
+}
+
+TEST(FrameTest, ASlotThatNoRegionHasOrWhereNoneBelongsIsRefused) {
+  Header header = Push();
+  header.slot = kMaxSlot + 1;
+  EXPECT_THAT(DecodeAll(Bytes(header), 0).status().message(), HasSubstr("in slot 32"));
+  header.slot = 0x0100;
+  EXPECT_FALSE(DecodeAll(Bytes(header), 0).ok());
+  header.slot = 1;
+  header.bytes = header.count = 0;
+  EXPECT_FALSE(DecodeAll(Bytes(header), 0).ok());
+  for (const FrameType type :
+       {FrameType::kHello, FrameType::kWelcome, FrameType::kAck, FrameType::kPull,
+        FrameType::kState, FrameType::kError, FrameType::kRoom}) {
+    header = Push();
+    header.type = type;
+    header.slot = 1;
+    EXPECT_FALSE(DecodeAll(Bytes(header), 0).ok()) << static_cast<int>(type);
   }
 }
 
