@@ -166,6 +166,7 @@ absl::Status StoreClient::Core::Open() {
     link.epoch = options.base.epoch();
     link.dtype = options.dtype;
     link.counters = counters;
+    link.shared_memory = options.shared_memory;
     link.on_fail = [weak](const absl::Status& status) {
       if (const auto core = weak.lock(); core != nullptr) core->Fail(status);
     };

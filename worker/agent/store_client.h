@@ -38,6 +38,7 @@ struct StoreClientOptions {
   absl::Duration stall_timeout = absl::Seconds(300);
   // The same while the stores may still be loading: pulls of the base version.
   absl::Duration load_timeout = absl::Seconds(300);
+  bool shared_memory = true;             // with stores of this host
   ClusterClient* client = nullptr;       // outlives the object
   Cancellation* cancellation = nullptr;  // ends Open; may be null
 

@@ -16,6 +16,10 @@ uint32_t ElementsOfFrame(DType dtype) {
   return static_cast<uint32_t>(bulk::kMaxPayload / SizeOf(dtype));
 }
 
+// A store reads no further while it has 64 pulls to answer, and then does not hear that there is
+// room in shared memory.
+constexpr size_t kMostAsked = 48;
+
 // What gRPC says when a process at the other end went away.
 bool IsLoss(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status);
@@ -76,7 +80,10 @@ std::shared_ptr<bulk::ClientStream> StoreLink::Connect(bool pull) {
       link->Moved();
     };
   }
-  return bulk::ClientStream::Open(options_.store.address(), options_.hello, std::move(handler));
+  bulk::Sharing sharing;
+  sharing.wanted = options_.shared_memory;
+  return bulk::ClientStream::Open(options_.store.address(), options_.hello, std::move(handler),
+                                  sharing);
 }
 
 std::optional<absl::Status> StoreLink::Opened(absl::Duration timeout) {
@@ -152,6 +159,10 @@ void StoreLink::Pull(std::shared_ptr<TransferPiece> piece) {
       if (pushes_.empty() && pulls_.empty()) Moved();
       out.header.tag = next_tag_++;
       pulls_.emplace(out.header.tag, std::move(piece));
+      if (pulls_.size() > kMostAsked) {
+        later_.push_back(std::move(out));
+        return;
+      }
     }
   }
   if (stream == nullptr) {
@@ -238,12 +249,21 @@ absl::Status StoreLink::OnData(const bulk::ReceivedFrame& frame) {
   piece->received += header.count;
   options_.counters->pulled += header.bytes;
   if (piece->received == piece->count) piece->transfer->Finish(piece->count);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<bulk::Outgoing> next;
+  std::shared_ptr<bulk::ClientStream> stream;
+  std::unique_lock<std::mutex> lock(mutex_);
   Moved();
   if (const auto at = pulls_.find(header.tag);
       piece->received == piece->count && at != pulls_.end()) {
     pulls_.erase(at);  // `piece` still holds it: nothing is told under the lock
+    if (!later_.empty()) {
+      next = std::move(later_.front());
+      later_.pop_front();
+      stream = pull_.stream;
+    }
   }
+  lock.unlock();
+  if (stream != nullptr) stream->Send(*std::move(next));
   return absl::OkStatus();
 }
 
@@ -279,6 +299,7 @@ void StoreLink::Close(const absl::Status& reason) {
     push_.ended = pull_.ended = reason;
     pushes.swap(pushes_);
     pulls.swap(pulls_);
+    later_.clear();
     streams[0] = std::move(push_.stream);
     streams[1] = std::move(pull_.stream);
     changed_.notify_all();

@@ -32,6 +32,7 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
     uint64_t epoch = 0;
     DType dtype = DType::kF32;
     std::shared_ptr<OffloadCounters> counters;
+    bool shared_memory = true;
     // A stream that had been opened has ended, or the store said what cannot be. May come more
     // than once.
     std::function<void(const absl::Status&)> on_fail;
@@ -95,6 +96,7 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   };
   std::deque<Unacknowledged> pushes_;                         // in the order sent
   std::map<uint32_t, std::shared_ptr<TransferPiece>> pulls_;  // by tag
+  std::deque<bulk::Outgoing> later_;                          // of them, those not asked for yet
   Steady::time_point moved_ = Steady::now();
 };
 

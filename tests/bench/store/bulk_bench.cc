@@ -1,15 +1,16 @@
-// Gradients in and parameters out over gRPC on loopback against what one TCP stream carries there,
-// in turns, between two processes.
+// Gradients in and parameters out between two processes of one host, in turns: over gRPC on
+// loopback against what one TCP stream carries there, and through shared memory against memcpy.
 //
 //   bulk_bench --mb 2048 --rounds 5
 //
-// tcp    blocks of 1 MiB with write() and read(), one connection
-// push   StoreClient::Push, checksums on both sides, copied into the store's memory, acknowledged
-// pull   StoreClient::Pull, checksums on both sides, copied into the rank's memory
-// crc    what computing a checksum twice takes of a push's time: its share on one core
+// tcp     blocks of 1 MiB with write() and read(), one connection
+// iperf3  one stream in blocks of 1 MiB, where it is installed
+// memcpy  blocks of 1 MiB, one thread
+// push    StoreClient::Push, checksums on both sides, copied into the store's memory, acknowledged
+// pull    StoreClient::Pull, checksums on both sides, copied into the rank's memory
+// crc     what computing a checksum twice takes of a push's time: its share on one core
 //
-// iperf3 runs too where it is installed. Both sides of push and pull use 256 MiB, more than caches
-// hold.
+// Both sides of push, pull and memcpy use 256 MiB, more than caches hold.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -155,6 +156,7 @@ class Rates {
     std::sort(sorted.begin(), sorted.end());
     return sorted[sorted.size() / 2];
   }
+  bool empty() const { return rates_.empty(); }
   std::string Text() const {
     const auto [least, most] = std::minmax_element(rates_.begin(), rates_.end());
     char text[100];
@@ -207,7 +209,7 @@ double Iperf() {
   return kilobits * 1000 / 8;
 }
 
-absl::StatusOr<std::unique_ptr<StoreClient>> Connect(int port) {
+absl::StatusOr<std::unique_ptr<StoreClient>> Connect(int port, bool shared_memory) {
   StoreClientOptions options;
   options.fence.set_run_id("bench-1");
   options.fence.set_generation(1);
@@ -222,76 +224,126 @@ absl::StatusOr<std::unique_ptr<StoreClient>> Connect(int port) {
     options.chunks.chunks.push_back({0, c * kChunkElements, (c + 1) * kChunkElements, true});
     options.map.add_placement(0);
   }
+  options.shared_memory = shared_memory;
   options.most_pushed = options.most_pulled = int64_t{1} << 40;
   return StoreClient::Open(std::move(options));
 }
 
+// What one kind of transfer reached.
+struct Transfers {
+  explicit Transfers(const char* of) : name(of) {}
+  const char* const name;
+  std::unique_ptr<StoreClient> client;
+  Rates push, pull;
+  uint64_t step = 0;
+};
+
+// What memcpy does, with as many bytes.
+double MemcpySeconds(const std::vector<char>& from, std::vector<char>* to, int times) {
+  const double begun = Now();
+  for (int i = 0; i < times; ++i) {
+    for (size_t at = 0; at < from.size(); at += kBlock) {
+      std::memcpy(to->data() + at, from.data() + at, kBlock);
+    }
+  }
+  return Now() - begun;
+}
+
+// Seconds.
+absl::StatusOr<double> Wait(const std::vector<Event>& events, double begun) {
+  for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
+  return Now() - begun;
+}
+
+absl::Status RunTransfers(Transfers* transfers, const std::vector<char>& gradients,
+                          std::vector<char>* parameters, int times, pid_t server, bool counts) {
+  const auto bytes = static_cast<double>(times) * kElements * 2;
+  const auto used = [&] { return CpuSeconds(getpid()) + CpuSeconds(server); };
+  std::vector<Event> events;
+  double before = used();
+  double begun = Now();
+  for (int i = 0; i < times; ++i) {
+    events.push_back(transfers->client->Push(++transfers->step, 0, 0, kElements, gradients.data()));
+  }
+  ZS_ASSIGN_OR_RETURN(const double push_seconds, Wait(events, begun));
+  const double push_cpu = used() - before;
+  events.clear();
+  std::fill(parameters->begin(), parameters->end(), 4);
+  before = used();
+  begun = Now();
+  for (int i = 0; i < times; ++i) {
+    events.push_back(transfers->client->Pull(transfers->step, 0, 0, kElements, parameters->data()));
+  }
+  ZS_ASSIGN_OR_RETURN(const double pull_seconds, Wait(events, begun));
+  const double pull_cpu = used() - before;
+  if (std::any_of(parameters->begin(), parameters->end(), [](char value) { return value != 2; })) {
+    return absl::DataLossError("what was pulled is not what the store has");
+  }
+  if (!counts) return absl::OkStatus();
+  transfers->push.Add(bytes, push_seconds, push_cpu);
+  transfers->pull.Add(bytes, pull_seconds, pull_cpu);
+  return absl::OkStatus();
+}
+
+void Print(const Transfers& transfers, const Rates& limit, const char* limit_name,
+           const Rates* second, const char* second_name) {
+  for (const auto& [name, rate] :
+       {std::pair<const char*, const Rates&>{"push", transfers.push}, {"pull", transfers.pull}}) {
+    std::printf("%s over %-13s %s  %.0f %% of %s", name, transfers.name, rate.Text().c_str(),
+                100 * rate.Median() / limit.Median(), limit_name);
+    if (second != nullptr) {
+      std::printf(", %.0f %% of %s", 100 * rate.Median() / second->Median(), second_name);
+    }
+    std::printf(", %.2f core seconds a GB\n", rate.Cost());
+  }
+}
+
 absl::Status Run(const Options& options, int port, const sockaddr_in& tcp, pid_t server,
                  pid_t sink) {
-  ZS_ASSIGN_OR_RETURN(const auto client, Connect(port));
-  std::vector<char> gradients(kElements * 2, 3), parameters(kElements * 2, 4);
+  Transfers grpc("gRPC"), memory("shared memory");
+  ZS_ASSIGN_OR_RETURN(grpc.client, Connect(port, false));
+  ZS_ASSIGN_OR_RETURN(memory.client, Connect(port, true));
+  const std::vector<char> gradients(kElements * 2, 3);
+  std::vector<char> parameters(kElements * 2, 4);
   const int times = std::max(1, options.megabytes / static_cast<int>(kElements * 2 >> 20));
   const auto bytes = static_cast<double>(times) * kElements * 2;
-  Rates tcp_rate, push_rate, pull_rate, crc_rate, iperf_rate;
-  uint64_t step = 0;
-  const auto used = [&](pid_t other) { return CpuSeconds(getpid()) + CpuSeconds(other); };
+  Rates tcp_rate, memcpy_rate, crc_rate, iperf_rate;
+  const auto used = [&] { return CpuSeconds(getpid()) + CpuSeconds(sink); };
   for (int round = 0; round <= options.rounds; ++round) {
-    double before = used(sink);
+    const bool counts = round > 0;  // the first one touches memory and opens windows
+    const double before = used();
     ZS_ASSIGN_OR_RETURN(const double tcp_seconds,
                         TcpSeconds(tcp, gradients, static_cast<int64_t>(bytes)));
-    const double tcp_cpu = used(sink) - before;
-    std::vector<Event> events;
-    before = used(server);
-    double begun = Now();
-    for (int i = 0; i < times; ++i) {
-      events.push_back(client->Push(++step, 0, 0, kElements, gradients.data(), Event()));
-    }
-    for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
-    const double push_seconds = Now() - begun;
-    const double push_cpu = used(server) - before;
-    before = used(server);
-    events.clear();
-    begun = Now();
-    for (int i = 0; i < times; ++i) {
-      events.push_back(client->Pull(step, 0, 0, kElements, parameters.data()));
-    }
-    for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
-    const double pull_seconds = Now() - begun;
-    const double pull_cpu = used(server) - before;
-    if (parameters.front() != 2 || parameters.back() != 2) {
-      return absl::DataLossError("what was pulled is not what the store has");
-    }
-    begun = Now();
+    const double tcp_cpu = used() - before;
+    ZS_RETURN_IF_ERROR(RunTransfers(&grpc, gradients, &parameters, times, server, counts));
+    const double iperf = options.iperf ? Iperf() : 0;
+    ZS_RETURN_IF_ERROR(RunTransfers(&memory, gradients, &parameters, times, server, counts));
+    const double memcpy_seconds = MemcpySeconds(gradients, &parameters, times);
+    const double begun = Now();
     uint32_t crc = 0;
     for (int64_t at = 0; at < kElements * 2; at += kBlock) {
       crc ^= Crc32c(gradients.data() + at, kBlock);
     }
     const double crc_seconds = (Now() - begun) + (crc == 1 ? 1e-12 : 0);
-    const double iperf = options.iperf ? Iperf() : 0;
-    if (round == 0) continue;  // touches memory, opens windows
+    if (!counts) continue;
     tcp_rate.Add(bytes, tcp_seconds, tcp_cpu);
-    push_rate.Add(bytes, push_seconds, push_cpu);
-    pull_rate.Add(bytes, pull_seconds, pull_cpu);
+    memcpy_rate.Add(bytes, memcpy_seconds);
     crc_rate.Add(kElements * 2, crc_seconds);
-    if (iperf > 0)
-      iperf_rate.Add(iperf, 1);
-    else
-      iperf_rate.Add(1, 1);
+    if (iperf > 0) iperf_rate.Add(iperf, 1);
   }
-  const auto percent = [&](const Rates& rate) { return 100 * rate.Median() / tcp_rate.Median(); };
-  const bool iperf = iperf_rate.Median() > 1;
   std::printf("%.0f MB a turn, medians of %d rounds (least to most)\n", bytes / 1e6,
               options.rounds);
-  std::printf("tcp     %s  %.2f core seconds a GB\n", tcp_rate.Text().c_str(), tcp_rate.Cost());
-  if (iperf) std::printf("iperf3  %s  one stream, -l 1M\n", iperf_rate.Text().c_str());
-  for (const auto& [name, rate] :
-       {std::pair<const char*, const Rates&>{"push", push_rate}, {"pull", pull_rate}}) {
-    std::printf("%s    %s  %.0f %% of tcp", name, rate.Text().c_str(), percent(rate));
-    if (iperf) std::printf(", %.0f %% of iperf3", 100 * rate.Median() / iperf_rate.Median());
-    std::printf(", %.2f core seconds a GB\n", rate.Cost());
+  std::printf("tcp                     %s  %.2f core seconds a GB\n", tcp_rate.Text().c_str(),
+              tcp_rate.Cost());
+  if (!iperf_rate.empty()) {
+    std::printf("iperf3                  %s  one stream, -l 1M\n", iperf_rate.Text().c_str());
   }
-  std::printf("crc     %s  of each side's time when pushing: %.0f %%\n", crc_rate.Text().c_str(),
-              100 * push_rate.Median() / crc_rate.Median());
+  Print(grpc, tcp_rate, "tcp", iperf_rate.empty() ? nullptr : &iperf_rate, "iperf3");
+  std::printf("memcpy                  %s  one thread, blocks of 1 MiB\n",
+              memcpy_rate.Text().c_str());
+  Print(memory, memcpy_rate, "memcpy", nullptr, nullptr);
+  std::printf("crc                     %s  of each side's time when pushing over gRPC: %.0f %%\n",
+              crc_rate.Text().c_str(), 100 * grpc.push.Median() / crc_rate.Median());
   return absl::OkStatus();
 }
 
@@ -344,7 +396,7 @@ int Main(const Options& options) {
 
 int main(int argc, char** argv) {
   zeroshard::Options options;
-  CLI::App app("Gradients and parameters over gRPC against one TCP stream, on loopback");
+  CLI::App app("Gradients and parameters between two processes of one host, against its limits");
   app.add_option("--mb", options.megabytes, "MiB in each turn")->check(CLI::Range(256, 1 << 20));
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
   app.add_flag("!--no-iperf", options.iperf, "Without iperf3");
