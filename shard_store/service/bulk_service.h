@@ -3,6 +3,7 @@
 
 #include "grpcpp/support/server_callback.h"
 #include "shard_store/service/bulk_session.h"
+#include "shard_store/service/stream_limits.h"
 #include "zeroshard/v1/store.grpc.pb.h"
 
 namespace zeroshard::store {
@@ -13,7 +14,7 @@ class PinTally;
 class BulkService final
     : public v1::ShardStore::WithRawCallbackMethod_Bulk<v1::ShardStore::Service> {
  public:
-  explicit BulkService(OpenSession open);
+  explicit BulkService(OpenSession open, const StreamLimits::Most& most = {});
   // Waits until gRPC has let go of all parameters that were sent, so that what holds them may go.
   ~BulkService() override;
 
@@ -21,6 +22,7 @@ class BulkService final
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Bulk(
       grpc::CallbackServerContext* context) override;
 
+  const std::shared_ptr<StreamLimits> limits_;
   const OpenSession open_;
   const std::shared_ptr<PinTally> pins_;
 };

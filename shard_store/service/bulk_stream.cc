@@ -1,5 +1,3 @@
-#include "shard_store/service/bulk_stream.h"
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "common/checksum.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "shard_store/service/bulk_stream.h"
 
 namespace zeroshard::store {
 namespace {
@@ -44,8 +43,9 @@ bool PinTally::AwaitNone(absl::Duration timeout) {
 }
 
 BulkStream* BulkStream::Start(grpc::CallbackServerContext* context, const OpenSession* open,
-                              std::shared_ptr<PinTally> pins) {
-  std::shared_ptr<BulkStream> stream(new BulkStream(context, open, std::move(pins)));
+                              std::shared_ptr<PinTally> pins, std::shared_ptr<const void> silent) {
+  std::shared_ptr<BulkStream> stream(
+      new BulkStream(context, open, std::move(pins), std::move(silent)));
   stream->self_ = stream;
   std::weak_ptr<BulkStream> weak = stream;
   stream->hello_alarm_.Set(
@@ -155,6 +155,7 @@ absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
     return absl::InvalidArgumentError("a Bulk stream must begin with a hello");
   }
   hello_alarm_.Cancel();
+  silent_ = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     generation_ = hello.generation();

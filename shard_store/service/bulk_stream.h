@@ -49,8 +49,9 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   static constexpr int kLastSeconds = 5;  // then for why it ended
 
   // For a call that has just arrived; `context` is that call's. `open` outlives the stream.
+  // `silent` is kept until the hello.
   static BulkStream* Start(grpc::CallbackServerContext* context, const OpenSession* open,
-                           std::shared_ptr<PinTally> pins);
+                           std::shared_ptr<PinTally> pins, std::shared_ptr<const void> silent);
 
  private:
   // Parameters or state on their way out.
@@ -62,8 +63,8 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   };
 
   BulkStream(grpc::CallbackServerContext* context, const OpenSession* open,
-             std::shared_ptr<PinTally> pins)
-      : context_(context), open_(open), pins_(std::move(pins)) {}
+             std::shared_ptr<PinTally> pins, std::shared_ptr<const void> silent)
+      : context_(context), open_(open), pins_(std::move(pins)), silent_(std::move(silent)) {}
 
   // --- on the thread that reads; without the lock ---
   // UNAVAILABLE: a push that is too early; it is kept, and taken again later.
@@ -101,6 +102,7 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::CallbackServerContext* const context_;
   const OpenSession* const open_;
   const std::shared_ptr<PinTally> pins_;
+  std::shared_ptr<const void> silent_;  // the reading side's
   grpc::Alarm hello_alarm_;
   grpc::Alarm end_alarm_, last_alarm_;
   uint64_t generation_ = 0;

@@ -262,7 +262,8 @@ TEST(BulkServiceTest, APullIsAnsweredInFramesThatCoverItsRangeInOrder) {
   std::string got;
   ASSERT_TRUE(peer.Await([&](const auto& frames) {
     size_t total = 0;
-    for (const auto& frame : frames) total += frame.payload.size();
+    for (const auto& frame : frames)
+      if (frame.header.type == FrameType::kData) total += frame.payload.size();
     return total == count * 2;
   }));
   uint32_t next = begin;
@@ -396,6 +397,58 @@ TEST(BulkServiceTest, AFrameOfAnotherGenerationIsRefused) {
   EXPECT_EQ(end.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(end.message(), HasSubstr("generation 2"));
   store.With([](auto& state) { EXPECT_EQ(state.pulls, 0); });
+}
+
+TEST(BulkServiceTest, ARankHasABoundedNumberOfStreams) {
+  FakeStore store;
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (int i = 0; i < StreamLimits::Most().of_peer; ++i) {
+    peers.push_back(std::make_unique<Peer>(store.address()));
+    ASSERT_TRUE(peers.back()->Await([](const auto& frames) { return !frames.empty(); }));
+  }
+  Peer more(store.address());
+  const absl::Status refused = more.AwaitEnd();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("rank 0 of run-1 has 8 streams"));
+  // Those of an older generation, which may still be ending, are none of a newer one's.
+  Peer newer(store.address(), 4);
+  EXPECT_TRUE(newer.Await([](const auto& frames) { return !frames.empty(); }));
+  peers.pop_back();
+  ASSERT_TRUE(store.Await([](const auto& state) { return state.sessions == 8; }));
+  Peer again(store.address());
+  EXPECT_TRUE(again.Await([](const auto& frames) { return !frames.empty(); }));
+}
+
+TEST(BulkServiceTest, AmongSilentStreamsThoseThatAreTooManyAreSentAway) {
+  FakeStore store({.silent = 2});
+  grpc::GenericStub stub(bulk::MakeBulkChannel(store.address()));
+  grpc::CompletionQueue queue;
+  grpc::ClientContext contexts[3];
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> calls[3];
+  grpc::ByteBuffer answers[3];
+  char started[3];
+  void* tag = nullptr;
+  bool ok = false;
+  for (int i = 0; i < 3; ++i) {
+    contexts[i].set_deadline(std::chrono::system_clock::now() + FakeStore::kPatience);
+    calls[i] = stub.PrepareCall(&contexts[i], "/zeroshard.v1.ShardStore/Bulk", &queue);
+    calls[i]->StartCall(&started[i]);
+    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    calls[i]->Read(&answers[i], calls[i].get());
+  }
+  // One of the three hears something: that its call is over.
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_FALSE(ok);
+  grpc::Status status;
+  static_cast<grpc::GenericClientAsyncReaderWriter*>(tag)->Finish(&status, &status);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  ASSERT_EQ(tag, &status);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("2 streams have not said hello"));
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
 }
 
 TEST(BulkServiceTest, AStreamThatDoesNotBeginWithAHelloIsRefused) {

@@ -27,14 +27,15 @@ class FakeStore {
  public:
   static constexpr std::chrono::seconds kPatience{30};
 
-  FakeStore() { Start(); }
+  explicit FakeStore(const StreamLimits::Most& most = {}) : most_(most) { Start(); }
   ~FakeStore() { Stop(); }
 
   void Start() {
     service_ = std::make_unique<BulkService>(
         [this](const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
           return Open(hello, std::move(on_end));
-        });
+        },
+        most_);
     GrpcServer::Options options;
     options.listen = address_;
     options.services = {service_.get()};
@@ -199,6 +200,7 @@ class FakeStore {
   }
 
  private:
+  const StreamLimits::Most most_;
   std::string address_ = "127.0.0.1:0";
   std::mutex mutex_;
   std::condition_variable changed_;
