@@ -209,6 +209,9 @@ class Core {
   // Goes on with a run that is RECOVERING without a generation. False: it must wait, and `why`.
   bool Reopen(Run& run, const Moment& moment, Decision* out, std::string* why);
   bool PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why);
+  // Chunks are nowhere but where they were being copied from a lost store. False: they may be there
+  // already, and `why` says what is waited for.
+  bool CopiesAreLate(Run& run, const Moment& moment, std::string* why);
   void RollBack(Run& run, const Moment& moment, Decision* out);
   bool CanAddReplicas(const Run& run) const;
   std::vector<std::string> StoresNotOpen(const Run& run) const;
@@ -219,6 +222,9 @@ class Core {
   // Stores that do not have the committed version, or with `sealed_step` lack its gradients.
   std::vector<std::string> StoresNotReady(const Run& run, uint64_t sealed_step) const;
   void TryDecide(Run& run, const Moment& moment, Decision* out);
+  // All stores have the committed version. Where replicas of it differ the job ends, naming them:
+  // nobody knows which of the two is right.
+  bool ReplicasDiffer(Run& run, const Moment& moment, Decision* out);
   void DecideStep(Run& run, const Moment& moment, Decision* out);
   void WriteHistory(Run& run, Decision* out);
   absl::Status TakeFullerSteps(Run& run, const v1::ReportStepsRequest& body, const Moment& moment,

@@ -82,20 +82,25 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
   const uint32_t have = o.map.job.map().replicas();
   if (!lost() && have >= o.needs.replicas) return true;
 
-  const auto survives = [&o] {
+  // Chunks that stores have, or with `copying` have been told to copy.
+  const auto survives = [&o](bool copying) {
     std::vector<bool> held(o.needs.chunks.size(), false);
-    for (const StoreSlot& slot : o.slots) {
-      if (slot.lost) continue;
-      for (const uint32_t chunk : slot.chunks) held[chunk] = true;
+    for (size_t store = 0; store < o.slots.size(); ++store) {
+      if (o.slots[store].lost) continue;
+      for (const uint32_t chunk : copying ? o.slots[store].chunks : o.Held(store)) {
+        held[chunk] = true;
+      }
     }
     return std::all_of(held.begin(), held.end(), [](bool one) { return one; });
   };
-  if (!o.AtBase() && !survives()) {
+  o.copy_deadline.reset();
+  if (!o.AtBase() && !survives(false)) {
     if (o.snapshot && o.snapshot->phase == SnapshotWork::Phase::kCompleting) {
       *why = absl::StrCat("waits for the checkpoint of step ", o.snapshot->step,
                           ", which is being completed");
       return false;
     }
+    if (survives(true) && !CopiesAreLate(run, moment, why)) return false;
     RollBack(run, moment, out);
     if (!lost() && have >= o.needs.replicas) return true;
   }
@@ -106,11 +111,11 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
     for (const bool with_failed : {false, true}) {
       const std::vector<StoreCandidate> candidates = Candidates(run, with_failed);
       std::vector<std::vector<uint32_t>> holders(o.needs.chunks.size());
-      for (const StoreSlot& slot : o.slots) {
-        if (slot.lost) continue;
+      for (size_t store = 0; store < o.slots.size(); ++store) {
+        if (o.slots[store].lost) continue;
         for (uint32_t c = 0; c < candidates.size(); ++c) {
-          if (candidates[c].store.incarnation() != slot.store.incarnation()) continue;
-          for (const uint32_t chunk : slot.chunks) holders[chunk].push_back(c);
+          if (candidates[c].store.incarnation() != o.slots[store].store.incarnation()) continue;
+          for (const uint32_t chunk : o.Held(store)) holders[chunk].push_back(c);
         }
       }
       const auto placement = RepairPlacement(o.needs, replicas, RoomsOf(candidates), holders);
@@ -126,7 +131,8 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
                                run.job.committed_step, 0};
           const std::string lacks =
               slot.heard ? WhatLacks(slot.report, wanted) : "was not heard of yet";
-          if (lacks.empty()) continue;
+          // What one that loads has kept is at that version; the rest is copied anew.
+          if (lacks.empty() || (slot.heard && IsLoading(slot.report, wanted))) continue;
           *why = absl::StrCat("waits for ", NameOfStore(slot.store), ", which ", lacks);
           return false;
         }
@@ -153,6 +159,32 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
   }
   if (!lost()) return true;
   *why = absl::StrCat("waits for room on the shard stores: ", no_room);
+  return false;
+}
+
+bool Core::CopiesAreLate(Run& run, const Moment& moment, std::string* why) {
+  // A store is not asked whether it has just got the last of a copy: it says so, or is lost itself,
+  // within the time in which members are heard of.
+  OffloadedRun& o = *run.offload;
+  absl::Duration lost_at = -absl::InfiniteDuration();
+  std::vector<std::string> lost, copying;
+  for (size_t store = 0; store < o.slots.size(); ++store) {
+    const StoreSlot& slot = o.slots[store];
+    if (slot.lost) {
+      lost_at = std::max(lost_at, slot.lost_at);
+      lost.push_back(NameOfStore(slot.store));
+    } else if (o.Held(store).size() != slot.chunks.size()) {
+      copying.push_back(NameOfStore(slot.store));
+    }
+  }
+  const absl::Duration deadline = lost_at + options_.member_timeout;
+  if (moment.now >= deadline) return true;
+  o.copy_deadline = deadline;
+  WakeBy(deadline);
+  *why = absl::StrCat("waits to hear whether ", AtMostThree(copying),
+                      copying.size() == 1 ? " has" : " have", " all that was copied from ",
+                      AtMostThree(lost), " before the loss; else the job goes back to an earlier ",
+                      "state");
   return false;
 }
 

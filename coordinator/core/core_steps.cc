@@ -125,17 +125,22 @@ void Core::TryDecide(Run& run, const Moment& moment, Decision* out) {
   const bool save = SnapshotIsDue(run, step) && o.unsaved_step != step;
   if (save && !SnapshotIsReady(run, step, moment, out)) return;
   if (!StoresNotReady(run, step).empty()) return;
+  if (ReplicasDiffer(run, moment, out)) return;
+  DecideStep(run, moment, out);
+}
+
+bool Core::ReplicasDiffer(Run& run, const Moment& moment, Decision* out) {
+  const OffloadedRun& o = *run.offload;
   std::vector<const v1::StoreReport*> reports;
   for (const StoreSlot& slot : o.slots) reports.push_back(&slot.report);
-  if (const std::string differs = CompareDigests(o.map.job.map(), reports); !differs.empty()) {
-    EndSaved(run,
-             absl::StrCat("replicas differ after step ", run.job.committed_step, ": ", differs,
-                          " (crc32c of the fp32 weights): the memory or disk of one of them is "
-                          "not to be trusted"),
-             moment, out);
-    return;
-  }
-  DecideStep(run, moment, out);
+  const std::string differs = CompareDigests(o.map.job.map(), reports);
+  if (differs.empty()) return false;
+  EndSaved(run,
+           absl::StrCat("replicas differ after step ", run.job.committed_step, ": ", differs,
+                        " (crc32c of the fp32 weights): the memory or disk of one of them is not "
+                        "to be trusted"),
+           moment, out);
+  return true;
 }
 
 void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
@@ -321,6 +326,7 @@ void Core::MaybeFinish(Run& run, const Moment& moment, Decision* out) {
     }
     digest.Combine(WeightDigest{slot.report.digest_low(), slot.report.digest_high()});
   }
+  if (ReplicasDiffer(run, moment, out)) return;
   run.job.weights_digest = digest.Hex();
   const uint32_t world = run.job.spec.resources().workers();
   EndJob(run, v1::JOB_STATE_COMPLETED,

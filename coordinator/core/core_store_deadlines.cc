@@ -25,6 +25,10 @@ void Core::CheckOffload(Run& run, const Moment& moment, Decision* out) {
       if (IsEnded(run.job.state)) return;
     }
   }
+  if (o.copy_deadline && moment.now >= *o.copy_deadline) {
+    o.copy_deadline.reset();
+    schedule_again_ = true;
+  }
   CheckSnapshot(run, moment, out);
   if (IsEnded(run.job.state)) return;
   if (run.save_deadline && moment.now >= *run.save_deadline && !run.Failing()) {
@@ -86,7 +90,9 @@ bool Core::StoresAreLate(Run& run, const Moment& moment, Decision* out) {
   } else {
     for (const StoreSlot& slot : o.slots) {
       if (slot.report.phase() != v1::STORE_PHASE_LOADING) continue;
-      missing.push_back(absl::StrCat(NameOfStore(slot.store), " has not got on with it for ",
+      const std::string& says = slot.report.problem();
+      missing.push_back(absl::StrCat(NameOfStore(slot.store), says.empty() ? "" : " ", says,
+                                     says.empty() ? "" : ", and", " has not got on with it for ",
                                      Age(moment.now - slot.last_change)));
     }
     if (missing.empty()) return false;
@@ -101,7 +107,8 @@ bool Core::StoresAreLate(Run& run, const Moment& moment, Decision* out) {
 
 void Core::CheckSlowStores(Run& run, const Moment& moment, Decision* out) {
   OffloadedRun& o = *run.offload;
-  if (Starting(run) || o.return_deadline) return;  // the start has its own deadline
+  // The start has its own deadline, and so have copies whose source is lost.
+  if (Starting(run) || o.return_deadline || o.copy_deadline) return;
   const absl::Duration limit = StepTimeout(run.job.spec);
   for (StoreSlot& slot : o.slots) {
     if (slot.lost || moment.now - slot.last_change < limit) continue;

@@ -471,6 +471,7 @@ void Core::LoseSlot(Run& run, size_t store, const std::string& reason, const Mom
                     Decision* out) {
   StoreSlot& slot = run.offload->slots[store];
   slot.lost = reason;
+  slot.lost_at = moment.now;
   const std::string text = absl::StrCat(NameOfStore(slot.store), ": ", reason);
   DropSnapshot(run, text, out);
   if (run.Live()) {

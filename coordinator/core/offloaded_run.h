@@ -21,9 +21,10 @@ struct StoreSlot {
   uint64_t bytes = 0;            // reserved for them
 
   std::optional<std::string> lost;  // why its state is of no use any more
-  bool failed = false;              // then: the process lives, and may be filled anew
-  bool heard = false;               // since this coordinator started: `report` is its newest
-  bool was_ready = false;           // with the chunks of this map
+  absl::Duration lost_at;
+  bool failed = false;     // then: the process lives, and may be filled anew
+  bool heard = false;      // since this coordinator started: `report` is its newest
+  bool was_ready = false;  // with the chunks of this map
   v1::StoreReport report;
   absl::Duration last_change;  // of the report, or when it was last given work
 
@@ -91,10 +92,21 @@ struct OffloadedRun {
   std::optional<absl::Duration> first_sign;       // of what it recovers from
   std::optional<absl::Duration> return_deadline;  // after a start: stores not heard of are lost
   std::optional<absl::Duration> finish_deadline;  // every step is decided; the rest is due by then
+  // Chunks are only where they were being copied from a store that is lost: by then they are there.
+  std::optional<absl::Duration> copy_deadline;
 
   uint64_t epoch() const { return map.job.base().epoch(); }
   // Every chunk can be read again from where the job began in this epoch.
   bool AtBase() const { return !decided; }
+  // The chunks of a store of the map that are known to be there: none that it still copies.
+  std::vector<uint32_t> Held(size_t store) const {
+    std::vector<uint32_t> held = slots[store].chunks;
+    if (slots[store].was_ready) return held;
+    for (const StoreMapRecord::Copy& copy : map.copies) {
+      if (copy.to_store == store) std::erase(held, copy.chunk);
+    }
+    return held;
+  }
 };
 
 }  // namespace zeroshard::coordinator

@@ -266,7 +266,9 @@ std::string WhatLacks(const v1::StoreReport& report, const WantedOfStore& wanted
     return absl::StrCat("has generation ", report.generation(), " open; wanted ",
                         wanted.generation);
   }
-  if (report.phase() == v1::STORE_PHASE_LOADING) return "is loading its chunks";
+  if (report.phase() == v1::STORE_PHASE_LOADING) {
+    return report.problem().empty() ? "is loading its chunks" : report.problem();
+  }
   if (report.version().step() != wanted.step) {
     return absl::StrCat(
         report.phase() == v1::STORE_PHASE_APPLYING ? "is applying a step to" : "has",
@@ -277,6 +279,12 @@ std::string WhatLacks(const v1::StoreReport& report, const WantedOfStore& wanted
     return absl::StrCat("lacks gradients of step ", wanted.sealed_step);
   }
   return "";
+}
+
+bool IsLoading(const v1::StoreReport& report, const WantedOfStore& wanted) {
+  return report.phase() == v1::STORE_PHASE_LOADING && report.version().epoch() == wanted.epoch &&
+         report.map_version() == wanted.map_version && report.generation() == wanted.generation &&
+         report.version().step() == wanted.step;
 }
 
 std::string CompareDigests(const v1::StoreMap& map,

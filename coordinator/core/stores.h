@@ -66,6 +66,8 @@ struct WantedOfStore {
 };
 // What the store lacks, in words; empty: nothing.
 std::string WhatLacks(const v1::StoreReport& report, const WantedOfStore& wanted);
+// Whether all that it lacks is chunks that it is still loading.
+bool IsLoading(const v1::StoreReport& report, const WantedOfStore& wanted);
 
 // Compares the digests of replicas. `reports` are by store of the map, null where there is none;
 // one without digests (nothing was applied there since its chunks were loaded) is not compared. The
