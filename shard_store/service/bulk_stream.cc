@@ -1,13 +1,16 @@
+#include "shard_store/service/bulk_stream.h"
+
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/grpc_status.h"
+#include "common/log.h"
 #include "common/status_macros.h"
-#include "shard_store/service/bulk_stream.h"
 
 namespace zeroshard::store {
 namespace {
@@ -17,6 +20,18 @@ using bulk::Header;
 
 // A status travels in HTTP/2 headers, which have little room; the kError frame has it whole.
 constexpr size_t kMostStatusText = 1024;
+
+// Null: payloads travel in their frames.
+std::shared_ptr<bulk::SharedRegion> MapRegion(const v1::BulkHello& hello) {
+  if (hello.shared_region().empty()) return nullptr;
+  auto region = bulk::SharedRegion::Map(hello.shared_region());
+  if (region.ok()) return *std::move(region);
+  // The peer is on another host.
+  if (absl::IsNotFound(region.status())) return nullptr;
+  LogWarning("no shared memory with ", hello.member(),
+             ", which makes transfers slower: ", region.status().message());
+  return nullptr;
+}
 
 }  // namespace
 
@@ -72,11 +87,12 @@ void BulkStream::OnReadDone(bool ok) {
     WriteNext();
     return;
   }
-  auto frame = bulk::ReadFrame(incoming_);
+  // region_ is set on this thread, by the hello.
+  auto frame = bulk::ReadFrame(incoming_, region_.get());
   incoming_.Clear();
-  absl::Status status = frame.ok() ? Take(*frame) : frame.status();
+  absl::Status status = frame.ok() ? Take(&*frame) : frame.status();
   if (frame.ok() && frame->header.type == FrameType::kPush && absl::IsUnavailable(status)) {
-    WaitForPush(std::make_shared<const bulk::ReceivedFrame>(*std::move(frame)));
+    WaitForPush(std::make_shared<bulk::ReceivedFrame>(*std::move(frame)));
   } else {
     Taken(std::move(status));
   }
@@ -86,7 +102,7 @@ void BulkStream::Taken(absl::Status status) {
   const bool goes_on = status.ok();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    reading_ = false;
+    reading_ = push_waits_ = false;
     if (goes_on) ReadOn();
   }
   if (goes_on) {
@@ -97,15 +113,20 @@ void BulkStream::Taken(absl::Status status) {
 }
 
 // Meanwhile reading_ stays set: nothing else is read.
-void BulkStream::WaitForPush(std::shared_ptr<const bulk::ReceivedFrame> frame) {
+void BulkStream::WaitForPush(std::shared_ptr<bulk::ReceivedFrame> frame) {
   const std::shared_ptr<BulkSession> session = this->session();
   if (session == nullptr) return Taken(absl::CancelledError("the peer is gone"));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    push_waits_ = true;
+  }
+  WriteNext();  // what waits for room waits no longer
   session->WaitForPush(
       frame->header, [self = shared_from_this(), frame](const absl::Status& ready) {
         // The call may have ended meanwhile: a push would be taken for a hello then.
         const bool ended = self->session() == nullptr;
         absl::Status status = ended ? absl::CancelledError("the peer is gone") : ready;
-        if (status.ok()) status = self->Take(*frame);
+        if (status.ok()) status = self->Take(frame.get());
         if (ready.ok() && absl::IsUnavailable(status)) {
           self->WaitForPush(frame);
         } else {
@@ -121,10 +142,10 @@ void BulkStream::ReadOn() {
   StartRead(&incoming_);  // never calls back on this thread
 }
 
-absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
-  const Header& header = frame.header;
+absl::Status BulkStream::Take(bulk::ReceivedFrame* frame) {
+  const Header& header = frame->header;
   const std::shared_ptr<BulkSession> session = this->session();
-  if (session == nullptr) return SayHello(frame);
+  if (session == nullptr) return SayHello(*frame);
   if (header.generation != generation_) {
     return absl::FailedPreconditionError(
         absl::StrCat("a frame of generation ", header.generation,
@@ -132,7 +153,8 @@ absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
   }
   switch (header.type) {
     case FrameType::kPush: {
-      ZS_RETURN_IF_ERROR(session->Push(header, frame.parts));
+      ZS_RETURN_IF_ERROR(session->Push(header, frame->parts));
+      frame->Release();  // before the acknowledgement, which says that its slot is free
       std::lock_guard<std::mutex> lock(mutex_);
       acknowledge_ = true;
       acknowledged_ = header.tag;
@@ -143,6 +165,8 @@ absl::Status BulkStream::Take(const bulk::ReceivedFrame& frame) {
       return absl::OkStatus();
     case FrameType::kState:
       return AnswerState(session.get(), header);
+    case FrameType::kRoom:
+      return absl::OkStatus();  // what waits for it is tried next
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           "a frame of type ", static_cast<int>(header.type), " from the side that asks"));
@@ -167,7 +191,9 @@ absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
           stream->End(status.ok() ? absl::AbortedError("the store ended the stream") : status);
         }
       }));
+  std::shared_ptr<bulk::SharedRegion> region = MapRegion(hello);
   std::lock_guard<std::mutex> lock(mutex_);
+  region_ = std::move(region);
   session_ = std::move(session);
   welcome_ = true;
   return absl::OkStatus();
@@ -240,6 +266,8 @@ void BulkStream::WriteNext() {
   Answer* answer = nullptr;  // the first one: stays while writing_ is set
   Header header;
   bool more = false;
+  bool shared = false;
+  std::optional<int> slot;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (writing_ || finished_) return;
@@ -247,6 +275,7 @@ void BulkStream::WriteNext() {
     header.generation = generation_;
     if (welcome_) {
       welcome_ = false;
+      shared = region_ != nullptr;
       header.type = FrameType::kWelcome;
     } else if (acknowledge_) {
       acknowledge_ = false;
@@ -255,6 +284,7 @@ void BulkStream::WriteNext() {
     } else if (!answers_.empty()) {
       answer = &answers_.front();
       more = answers_.size() > 1;
+      if (!TakeSlot(*answer, &slot)) return;
     } else {
       return MaybeFinish();
     }
@@ -267,16 +297,41 @@ void BulkStream::WriteNext() {
     const auto payload =
         answer->data.bytes.subspan(answer->sent, std::min(left, bulk::kMaxPayload));
     header.count = static_cast<uint32_t>(payload.size() / SizeOf(header.dtype));
-    header.payload_crc = Crc32c(payload.data(), payload.size());
-    outgoing_ = bulk::MakeFrame(header, payload, PinTally::Count(pins_, answer->data.pin));
+    if (slot.has_value()) {
+      header.slot = static_cast<uint16_t>(*slot + 1);
+      header.bytes = static_cast<uint32_t>(payload.size());
+      header.payload_crc =
+          bulk::CopyWithCrc32c(payload.data(), payload.size(), region_->Slot(*slot));
+      outgoing_ = bulk::MakeSlotFrame(header);
+    } else {
+      header.payload_crc = Crc32c(payload.data(), payload.size());
+      outgoing_ = bulk::MakeFrame(header, payload, PinTally::Count(pins_, answer->data.pin));
+    }
     answer->header.begin += header.count;
     answer->sent += payload.size();
-    if (more || answer->sent < answer->data.bytes.size()) options.set_buffer_hint();
+    more = more || answer->sent < answer->data.bytes.size();
+    // What lies in a slot leaves at once: the one after it may have to wait until it is read.
+    if (more && !slot.has_value()) options.set_buffer_hint();
+  } else if (header.type == FrameType::kWelcome) {
+    v1::BulkWelcome welcome;
+    welcome.set_shared(shared);
+    outgoing_ = bulk::MakeFrame(header, welcome.SerializeAsString());
   } else {
     outgoing_ = bulk::MakeFrame(header, {}, nullptr);
   }
   // The call cannot be finished while writing_ is set.
   StartWrite(&outgoing_, options);
+}
+
+bool BulkStream::TakeSlot(const Answer& answer, std::optional<int>* slot) {
+  const size_t bytes = std::min(answer.data.bytes.size() - answer.sent, bulk::kMaxPayload);
+  if (region_ == nullptr || bytes < bulk::kLeastShared) return true;
+  *slot = region_->Take();
+  // A kRoom frame is only heard while there is a read for it.
+  if (slot->has_value() || !reading_ || push_waits_) return true;
+  region_->SetWaiting();
+  *slot = region_->Take();
+  return slot->has_value();
 }
 
 void BulkStream::OnWriteDone(bool ok) {

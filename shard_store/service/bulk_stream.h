@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -68,10 +69,10 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   // --- on the thread that reads; without the lock ---
   // UNAVAILABLE: a push that is too early; it is kept, and taken again later.
-  absl::Status Take(const bulk::ReceivedFrame& frame);
+  absl::Status Take(bulk::ReceivedFrame* frame);
   // What was read is dealt with, so: reads on, or ends the stream.
   void Taken(absl::Status status);
-  void WaitForPush(std::shared_ptr<const bulk::ReceivedFrame> frame);
+  void WaitForPush(std::shared_ptr<bulk::ReceivedFrame> frame);
   std::shared_ptr<BulkSession> session();
   absl::Status SayHello(const bulk::ReceivedFrame& frame);
   void StartPull(BulkSession* session, const bulk::Header& header);
@@ -87,6 +88,9 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Cut(bool last);
 
   // --- with the lock ---
+  // Where the next frame of the first answer lies: in this slot, or nothing: in itself. False: the
+  // peer will say when a slot is free.
+  bool TakeSlot(const Answer& answer, std::optional<int>* slot);
   void ReadOn();       // reads on where it may
   void MaybeFinish();  // ends the call where it is time
   // Nothing but the reason is written any more. Gives back what is to be let go of without the
@@ -110,9 +114,11 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer outgoing_;
 
   std::mutex mutex_;
-  std::shared_ptr<BulkSession> session_;  // from the hello to the end of the call
-  bool reading_ = false;                  // a read is open, or what it brought is being taken
-  bool writing_ = false;                  // a write is open, or being made
+  std::shared_ptr<BulkSession> session_;        // from the hello to the end of the call
+  std::shared_ptr<bulk::SharedRegion> region_;  // of the hello; null: payloads travel in frames
+  bool reading_ = false;                        // a read is open, or what it brought is being taken
+  bool push_waits_ = false;                     // that is a push which is too early
+  bool writing_ = false;                        // a write is open, or being made
   bool read_ended_ = false;
   bool welcome_ = false;  // to be sent
   bool acknowledge_ = false;
