@@ -1,7 +1,9 @@
 // MemoryState: one step over the chunks.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,16 @@ namespace {
 constexpr int64_t kPart = int64_t{1} << 17;
 // Elements that are updated and then hashed while they are in a core's cache.
 constexpr int64_t kBlock = int64_t{1} << 15;
+constexpr uint32_t kDefaultStepSeconds = 600;
+
+using Steady = std::chrono::steady_clock;
+
+// For which an update waits until readers of the version before let go of a chunk. By then the
+// coordinator has ended the streams of a rank that does not read.
+std::chrono::seconds MostWaiting(const v1::JobSpec& spec) {
+  const uint32_t seconds = spec.timeouts().step_seconds();
+  return std::chrono::seconds(seconds == 0 ? kDefaultStepSeconds : seconds);
+}
 
 }  // namespace
 
@@ -36,6 +48,7 @@ struct MemoryState::ChunkUpdate {
   std::atomic<int64_t> parts = 0;  // not done yet
   bool hashed = false;             // `digest` is of the new version
   uint32_t digest = 0;
+  std::optional<Steady::time_point> waits_since;  // for memory
 };
 
 void MemoryState::Apply(const v1::StepDecision& decision,
@@ -74,7 +87,17 @@ void MemoryState::BeginChunk(const std::shared_ptr<ChunkUpdate>& one) {
     return;
   }
   if (!LetGo(one->chunk, [this, one] { BeginChunk(one); })) return;
-  if (const absl::Status status = ChooseTarget(one.get()); !status.ok()) {
+  const absl::Status status = ChooseTarget(one.get());
+  if (absl::IsResourceExhausted(status)) {
+    if (!one->waits_since) one->waits_since = Steady::now();
+    if (Steady::now() - *one->waits_since < MostWaiting(spec_)) {
+      retries_.Add([this, one] { BeginChunk(one); }, chunk.node);
+    } else {
+      EndChunk(one->update, TooLate(*one, status));
+    }
+    return;
+  }
+  if (!status.ok()) {
     EndChunk(one->update, status);
     return;
   }
@@ -89,6 +112,9 @@ void MemoryState::BeginChunk(const std::shared_ptr<ChunkUpdate>& one) {
   UpdatePart(one, 0, std::min(part, size));
 }
 
+// Memory for second buffers is not reserved: whoever computed the gradients of a step has received
+// the parameters that it is computed from, so that what readers still hold is on its way to being
+// let go of, and soon is.
 absl::Status MemoryState::ChooseTarget(ChunkUpdate* one) {
   MemoryChunk& chunk = *one->chunk;
   bool pinned = false;
@@ -103,21 +129,41 @@ absl::Status MemoryState::ChooseTarget(ChunkUpdate* one) {
     std::atomic_thread_fence(std::memory_order_acquire);
     return absl::OkStatus();
   }
-  const size_t bytes = one->target->size();
-  ZS_RETURN_IF_ERROR(
-      budget_->Take(bytes, absl::StrCat("a second buffer for chunk ", chunk.id, " of job ",
-                                        spec_.name(), ", whose parameters are still being sent,")));
+  // Held here, it would look pinned by this update.
+  const std::shared_ptr<Buffer> old = std::move(one->target);
+  const size_t bytes = old->size();
+  ZS_RETURN_IF_ERROR(budget_->Take(
+      bytes, absl::StrCat("a second buffer for chunk ", chunk.id, " of job ", spec_.name())));
   ZS_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, Buffer::Allocate(bytes, budget_));
-  if (one->target == chunk.master) {  // which is read as well
-    std::memcpy(fresh->data(), one->target->data(), bytes);
+  if (old == chunk.master) {  // which is read as well
+    std::memcpy(fresh->data(), old->data(), bytes);
     std::lock_guard<std::mutex> lock(mutex_);
     chunk.master = fresh;
   } else if (std::any_of(chunk.tensors.begin(), chunk.tensors.end(),
                          [](const TensorPart& part) { return !part.tensor->trainable; })) {
-    std::memcpy(fresh->data(), one->target->data(), bytes);
+    std::memcpy(fresh->data(), old->data(), bytes);
   }
   one->target = std::move(fresh);
   return absl::OkStatus();
+}
+
+absl::Status MemoryState::TooLate(const ChunkUpdate& one, const absl::Status& lack) const {
+  long readers = 0;
+  size_t chunks = 0, bytes = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    readers = one.chunk->Published().use_count() - 1;
+    for (const auto& [id, chunk] : chunks_) {
+      if (!chunk->updating || chunk->Published().use_count() < 2) continue;
+      ++chunks;
+      bytes += chunk->Published()->size();
+    }
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "for ", MostWaiting(spec_).count(), " s (timeouts.step_seconds) ", readers,
+      " answers to pulls have held the parameters of chunk ", one.chunk->id, " of job ",
+      spec_.name(), ", and answers hold ", chunks, " of its chunks, ", bytes,
+      " bytes, in all: some rank or store does not read what it asked for; and ", lack.message()));
 }
 
 void MemoryState::UpdatePart(const std::shared_ptr<ChunkUpdate>& one, int64_t begin, int64_t end) {
@@ -160,10 +206,12 @@ void MemoryState::UpdatePart(const std::shared_ptr<ChunkUpdate>& one, int64_t be
 void MemoryState::PublishChunk(const std::shared_ptr<ChunkUpdate>& one) {
   MemoryChunk& chunk = *one->chunk;
   if (one->target != nullptr) {
+    // What was published before, where a reader has just let go of it, ends outside the lock.
     std::lock_guard<std::mutex> lock(mutex_);
-    chunk.Published() = std::move(one->target);
+    chunk.Published().swap(one->target);
     chunk.updating = false;
   }
+  one->target = nullptr;
   if (digests_ && !one->hashed)
     one->digest = Crc32c(chunk.master->data(), static_cast<size_t>(chunk.size()) * sizeof(float));
   one->update->on_chunk(chunk.id, one->digest);

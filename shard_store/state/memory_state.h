@@ -18,6 +18,7 @@
 #include "shard_store/state/job_state.h"
 #include "shard_store/state/memory_chunk.h"
 #include "shard_store/state/optimizer.h"
+#include "shard_store/state/retries.h"
 
 namespace zeroshard::store {
 
@@ -71,7 +72,9 @@ class MemoryState : public JobState {
 
   // --- memory_apply.cc ---
   void BeginChunk(const std::shared_ptr<ChunkUpdate>& update);
+  // RESOURCE_EXHAUSTED: readers hold the parameters, and there is no memory for others yet.
   absl::Status ChooseTarget(ChunkUpdate* update);
+  absl::Status TooLate(const ChunkUpdate& update, const absl::Status& lack) const;
   void UpdatePart(const std::shared_ptr<ChunkUpdate>& update, int64_t begin, int64_t end);
   void PublishChunk(const std::shared_ptr<ChunkUpdate>& update);
   void EndChunk(const std::shared_ptr<Update>& update, const absl::Status& status);
@@ -97,6 +100,7 @@ class MemoryState : public JobState {
   int applies_ = 0;  // under way
   std::shared_ptr<Snapshot> snapshot_;
   std::map<uint32_t, std::function<void()>> aside_;  // by chunk: updates that wait for a snapshot
+  Retries retries_{pool_};                           // updates that wait for memory
 };
 
 }  // namespace zeroshard::store

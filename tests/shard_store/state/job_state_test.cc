@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <set>
@@ -201,8 +204,65 @@ TEST(JobStateTest, PinnedParametersStayWhileTheNextStepIsApplied) {
   }
 }
 
-TEST(JobStateTest, WithoutMemoryForASecondBufferTheStepFailsAndSaysWhy) {
-  World world({}, 4096, 2);
+// One thread: an update that waited on it would hold up everything.
+TEST(JobStateTest, WithoutMemoryForASecondBufferAnUpdateWaitsUntilReadersLetGoAndHoldsUpNothing) {
+  for (const bool bf16 : {true, false}) {
+    JobShape shape;
+    shape.bf16 = bf16;
+    World world(shape, 4096, 1);
+    auto pinned = world.state_->Parameters(0, 0, 64);
+    auto other = world.state_->Parameters(2, 0, 64);
+    ASSERT_TRUE(pinned.ok() && other.ok());
+    const uint64_t free = kPlenty - world.budget_.used();
+    ASSERT_TRUE(world.budget_.Take(free, "the test").ok());
+    world.Stage(1);
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::set<uint32_t> ready;
+    bool ended = false;
+    absl::Status result;
+    world.state_->Apply(
+        Decision(1),
+        [&](uint32_t chunk, uint32_t) {
+          std::lock_guard<std::mutex> lock(mutex);
+          ready.insert(chunk);
+          changed.notify_all();
+        },
+        [&](const absl::Status& status) {
+          std::lock_guard<std::mutex> lock(mutex);
+          result = status;
+          ended = true;
+          changed.notify_all();
+        });
+    const auto await = [&](const std::function<bool()>& holds) {
+      std::unique_lock<std::mutex> lock(mutex);
+      return changed.wait_for(lock, std::chrono::seconds(30), holds);
+    };
+    // All the other chunks, and whatever else the pool is given.
+    ASSERT_TRUE(await([&] { return ready.size() == world.chunks_.size() - 2; }));
+    std::promise<void> ran;
+    world.pool_.Add([&] { ran.set_value(); });
+    ASSERT_EQ(ran.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      EXPECT_FALSE(ended);
+      EXPECT_FALSE(ready.contains(0) || ready.contains(2));
+    }
+    *pinned = {};
+    ASSERT_TRUE(await([&] { return ready.contains(0); }));
+    // The other while it is still read, in memory that came free.
+    world.budget_.Give(free);
+    ASSERT_TRUE(await([&] { return ended; }));
+    EXPECT_TRUE(result.ok()) << result;
+    world.reference_.Step(Decision(1));
+    EXPECT_TRUE(StateEquals(world.state_.get(), world.reference_, world.chunks_));
+  }
+}
+
+TEST(JobStateTest, AReaderThatNeverLetsGoFailsTheStepInTheEndAndSaysWhy) {
+  JobShape shape;
+  shape.step_seconds = 1;
+  World world(shape, 4096, 1);
   const auto pinned = world.state_->Parameters(0, 0, 64);
   ASSERT_TRUE(pinned.ok());
   ASSERT_TRUE(world.budget_.Take(kPlenty - world.budget_.used(), "the test").ok());
@@ -213,7 +273,10 @@ TEST(JobStateTest, WithoutMemoryForASecondBufferTheStepFailsAndSaysWhy) {
       [&](const absl::Status& status) { done.set_value(status); });
   const absl::Status status = done.get_future().get();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("chunk 0 of job small"));
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr("1 s (timeouts.step_seconds) 1 answers"),
+                             HasSubstr("chunk 0 of job small"), HasSubstr("hold 1 of its chunks"),
+                             HasSubstr("--memory-limit")));
 }
 
 TEST(JobStateTest, AJobThatDoesNotFitIsRefusedWithTheNumbersAndLeavesNothing) {

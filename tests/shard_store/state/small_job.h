@@ -31,7 +31,8 @@ struct JobShape {
   uint32_t vocab = 100;
   std::vector<std::string> trainable = {};
   uint64_t seed = 7;
-  bool nvme = false;  // on the disk
+  bool nvme = false;          // on the disk
+  uint32_t step_seconds = 0;  // the default
 };
 
 inline v1::JobSpec MakeSpec(const JobShape& shape) {
@@ -62,6 +63,7 @@ inline v1::JobSpec MakeSpec(const JobShape& shape) {
   spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device(shape.nvme ? "nvme"
                                                                                        : "cpu");
   spec.mutable_timeouts()->set_start_seconds(60);
+  if (shape.step_seconds > 0) spec.mutable_timeouts()->set_step_seconds(shape.step_seconds);
   return spec;
 }
 
