@@ -1,6 +1,7 @@
 #include "shard_store/state/retries.h"
 
 #include <chrono>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -23,11 +24,16 @@ Retries::~Retries() {
 }
 
 void Retries::Add(std::function<void()> task, int node) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    paused_.push_back({std::move(task), node});
+  std::unique_lock<std::mutex> lock(mutex_);
+  try {
     if (!thread_.joinable()) thread_ = std::thread([this] { Main(); });
+  } catch (const std::system_error&) {  // then without a pause
+    lock.unlock();
+    pool_->Add(std::move(task), node);
+    return;
   }
+  paused_.push_back({std::move(task), node});
+  lock.unlock();
   changed_.notify_all();
 }
 
