@@ -144,6 +144,8 @@ class Core {
   absl::Status CheckFence(const v1::Fence& fence, Run** run, RankState** rank);
   void Heard(Run& run, RankState& rank, const v1::Progress* progress, const Moment& moment,
              Decision* out);
+  // Every rank has computed that step, whatever its last heartbeat said.
+  static void PassedStep(Run& run, uint64_t step);
   void MarkPresent(Run& run, RankState& rank, const Moment& moment, Decision* out);
   void SendAssign(const Run& run, const RankState& rank, SessionId session, Decision* out) const;
   void SendStop(const std::string& run_id, uint64_t generation, const std::string& reason,
@@ -206,6 +208,12 @@ class Core {
   // `planned`: nothing failed, members change.
   void Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
                bool planned = false);
+  // Of the committed step, a loss on the validation set that was due and that nobody has reported.
+  static bool MissesEvaluation(const Run& run);
+  // It is left out of the history.
+  void GiveUpEvaluation(Run& run, const std::string& reason, const Moment& moment, Decision* out);
+  // What a run that cannot train yet is waiting for; empty: nothing that is known.
+  std::string WaitsFor(const Run& run, const Moment& moment) const;
   // Goes on with a run that is RECOVERING without a generation. False: it must wait, and `why`.
   bool Reopen(Run& run, const Moment& moment, Decision* out, std::string* why);
   bool PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why);
@@ -216,6 +224,13 @@ class Core {
   bool CanAddReplicas(const Run& run) const;
   std::vector<std::string> StoresNotOpen(const Run& run) const;
   void MaybeAssign(Run& run, const Moment& moment, Decision* out);
+
+  // core_leaving.cc: stores that were asked to leave
+  void OnStoreLeaving(Member& member, const Moment& moment, Decision* out);
+  // Stores that leave hold chunks of it which no other store has, and it can be saved: until they
+  // are gone no step is decided.
+  bool WaitsForSave(const Run& run) const;
+  bool IsHeldByLeavingAlone(const Run& run, bool* being_copied) const;
 
   // core_steps.cc: likewise
   void AnswerPending(Run& run, const absl::Status& status, Decision* out);

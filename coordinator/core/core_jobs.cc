@@ -157,9 +157,14 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     } else if (Reopen(run, moment, out, &reason)) {
       continue;
     }
-    const bool needs_ranks = !run.job.saving && run.job.committed_step != run.job.spec.steps();
-    if (ahead.empty() && needs_ranks) ahead = run.job.run_id;
-    reason = absl::StrCat("recovering: ", reason);
+    const bool needs_ranks = !run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
+                                                 MissesEvaluation(run));
+    // Stores that were there come back soon or not at all.
+    const std::optional<absl::Duration>& no_room = run.offload->no_room_since;
+    const bool gives_way =
+        no_room && moment.now - *no_room >= options_.member_timeout + options_.return_grace;
+    if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
+    reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;
     run.job.reason = reason;
     out->actions.push_back(RunChanged{run.job.run_id});

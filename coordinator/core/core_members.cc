@@ -32,6 +32,10 @@ void Core::On(const MemberSaid& event, const Moment& moment, Decision* out) {
       ack.mutable_ack()->set_sequence(beat.sequence());
       out->actions.push_back(SendToSession{event.session, std::move(ack)});
       OnState(*member, beat.has_running(), beat.running(), beat.progress(), moment, out);
+      if (member->hello.kind() == v1::MEMBER_KIND_STORE &&
+          beat.progress().phase() == kLeavingPhase) {
+        OnStoreLeaving(*member, moment, out);
+      }
       break;
     }
     case v1::MemberMessage::kLog:

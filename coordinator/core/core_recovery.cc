@@ -20,7 +20,10 @@ void Core::Recover(Run& run, const std::string& reason, const Moment& moment, De
   OffloadedRun& o = *run.offload;
   if (!planned) {
     if (!o.first_sign) o.first_sign = moment.now;
-    if (++o.recoveries > kMaxRecoveries) {
+    if (++o.recoveries > kMaxRecoveries && run.job.committed_step == run.job.spec.steps() &&
+        MissesEvaluation(run)) {
+      GiveUpEvaluation(run, reason, moment, out);
+    } else if (o.recoveries > kMaxRecoveries) {
       EndSaved(
           run,
           absl::StrCat(kMaxRecoveries,
@@ -29,7 +32,7 @@ void Core::Recover(Run& run, const std::string& reason, const Moment& moment, De
       return;
     }
   }
-  WriteHistory(run, out);
+  if (!MissesEvaluation(run)) WriteHistory(run, out);  // else the next rank 0 makes it fuller
   if (run.Live()) CloseGeneration(run, reason, /*forget_ranks=*/true, moment, out);
   AnswerPending(run,
                 absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
@@ -49,14 +52,25 @@ bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* wh
     *why = "waits for its shard stores after the coordinator's start";
     return false;
   }
-  if (!PrepareMap(run, moment, out, why)) return false;
-  const bool trained = run.job.committed_step >= run.job.first_step;
-  if (run.job.saving && (!trained || run.job.checkpoint.step() == run.job.committed_step)) {
-    EndSaved(run, trained ? "" : "what it had trained was lost before it could be saved", moment,
-             out);
+  const bool there = PrepareMap(run, moment, out, why);
+  // Also without any store: what it went back to is all that there is.
+  if (run.job.saving && (!Trained(run) || run.job.checkpoint.step() == run.job.committed_step)) {
+    EndSaved(run, Trained(run) ? "" : "what it had trained was lost before it could be saved",
+             moment, out);
     return true;
   }
-  if (run.job.saving || run.job.committed_step == run.job.spec.steps()) {
+  if (!there) return false;
+  o.no_room_since.reset();
+  const bool all_decided = run.job.committed_step == run.job.spec.steps();
+  const bool evaluates = all_decided && !run.job.saving && MissesEvaluation(run);
+  if (evaluates) {
+    OpenSnapshotsOf(run, out);
+    MaybeSnapshotNow(run, moment, out);
+    if (!o.evaluation_deadline) {
+      o.evaluation_deadline = moment.now + StartTimeout(run.job.spec) + SaveTimeout(run.job.spec);
+      WakeBy(*o.evaluation_deadline);
+    }
+  } else if (run.job.saving || all_decided) {
     // No rank is needed to write or to add up what the stores have.
     OpenSnapshotsOf(run, out);
     MaybeSnapshotNow(run, moment, out);
@@ -159,6 +173,10 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
   }
   if (!lost()) return true;
   *why = absl::StrCat("waits for room on the shard stores: ", no_room);
+  if (!o.no_room_since) {
+    o.no_room_since = moment.now;
+    WakeBy(moment.now + options_.member_timeout + options_.return_grace);
+  }
   return false;
 }
 
@@ -209,8 +227,8 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   ++o.map.map_version;
   out->records.push_back(o.map);
   o.decided.reset();
-  if (o.unwritten && o.unwritten->step() <= target) WriteHistory(run, out);
-  o.unwritten.reset();
+  if (o.unwritten && o.unwritten->step() > target) o.unwritten.reset();
+  if (!MissesEvaluation(run)) WriteHistory(run, out);
   o.written = std::min(o.written, target);
   for (StoreSlot& slot : o.slots) {
     slot.was_ready = false;

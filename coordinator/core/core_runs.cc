@@ -94,8 +94,9 @@ void Core::MarkPresent(Run& run, RankState& rank, const Moment& moment, Decision
   if (!all) return;
   run.return_deadline.reset();
   AddEvent(run,
-           absl::StrCat("all ", run.World(), " ranks are back; generation ", run.job.generation,
-                        " goes on"),
+           absl::StrCat(
+               run.World() == 1 ? "the rank is" : absl::StrCat("all ", run.World(), " ranks are"),
+               " back; generation ", run.job.generation, " goes on"),
            moment, out);
 }
 
@@ -149,7 +150,11 @@ void Core::On(const ArriveAtBarrier& event, const Moment& moment, Decision* out)
   }
   out->actions.push_back(Measure{MetricKind::kBarrierSeconds, "", absl::ToDoubleSeconds(took)});
   if (run->job.state == v1::JOB_STATE_PLACING || Starting(*run)) {
-    SetRunning(*run, absl::StrCat("all ", run->World(), " ranks started"), moment, out);
+    SetRunning(*run,
+               absl::StrCat(run->World() == 1 ? "the rank has"
+                                              : absl::StrCat("all ", run->World(), " ranks have"),
+                            " started"),
+               moment, out);
   }
 }
 
@@ -215,6 +220,7 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     if (run->first.step() == 0) run->first = action.records.front();
     run->last = action.records.back();
     run->job.committed_step = committed;
+    PassedStep(*run, committed);
     if (run->job.state == v1::JOB_STATE_PLACING) {
       SetState(*run, v1::JOB_STATE_RUNNING, "the first step is done", moment, out);
     }
@@ -231,6 +237,12 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
   if (status.ok()) status = TakeSamples(*run, event.body, out);
   refuse(std::move(status));
   MaybeComplete(*run, moment, out);
+}
+
+void Core::PassedStep(Run& run, uint64_t step) {
+  for (RankState& rank : run.ranks) {
+    if (rank.progress.step() < step) rank.progress.set_step(step);
+  }
 }
 
 void Core::On(const ReportEnd& event, const Moment& moment, Decision* out) {
@@ -324,6 +336,7 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
     assign.mutable_version()->set_epoch(o.epoch());
     assign.mutable_version()->set_step(run.job.committed_step);
     assign.set_next_sample(o.decided ? o.decided->decision.next_sample() : o.map.next_sample);
+    assign.set_evaluate(MissesEvaluation(run));
   }
   if (!run.job.resume.checkpoint().empty()) *assign.mutable_resume() = run.job.resume;
   const v1::ParallelSpec& parallel = run.job.spec.parallel();

@@ -16,7 +16,6 @@ namespace {
 constexpr size_t kMaxPathBytes = 4096;
 constexpr size_t kMaxMessageBytes = 4096;
 constexpr char kCheckpointEvent[] = "checkpoint of step ";
-constexpr char kSaving[] = "writing a checkpoint before it is cancelled";
 
 std::string Short(double seconds) {
   if (seconds < 0.1) return absl::StrFormat("%.1f ms", seconds * 1e3);
@@ -112,6 +111,7 @@ absl::Status Core::TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body,
     }
     if (record.complete()) {
       if (record.step() <= run.job.checkpoint.step()) continue;  // said again
+      out->actions.push_back(Measure{MetricKind::kSaved, run.job.spec.name(), 1});
       run.job.checkpoint = record;
       run.job.checkpoint.set_path(record.path().substr(0, kMaxPathBytes));
       run.job.checkpoint.set_message(record.message().substr(0, kMaxMessageBytes));
@@ -121,7 +121,11 @@ absl::Status Core::TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body,
     const bool known = std::any_of(run.events.begin(), run.events.end(), [&](const auto& event) {
       return event.second.reason() == text;
     });
-    if (!known) AddCheckpointEvent(run, text, moment, out);
+    if (known) continue;
+    if (!record.complete()) {
+      out->actions.push_back(Measure{MetricKind::kNotSaved, run.job.spec.name(), 1});
+    }
+    AddCheckpointEvent(run, text, moment, out);
   }
   return absl::OkStatus();
 }
@@ -191,12 +195,12 @@ absl::Status Core::SaveAndCancel(Run& run, const Moment& moment, Decision* out) 
     return absl::OkStatus();
   }
   run.job.saving = true;
-  run.job.reason = kSaving;
+  run.job.reason = kSavingReason;
   out->records.push_back(run.job);
   run.save_deadline = moment.now + SaveLimit(run);
   WakeBy(*run.save_deadline);
-  AddEvent(run, kSaving, moment, out);
-  StopOthers(run, kSaving, out, /*save=*/true);
+  AddEvent(run, kSavingReason, moment, out);
+  StopOthers(run, kSavingReason, out, /*save=*/true);
   return absl::OkStatus();
 }
 

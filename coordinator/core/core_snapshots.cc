@@ -13,8 +13,6 @@ namespace {
 
 using Phase = SnapshotWork::Phase;
 
-constexpr char kSaving[] = "writing a checkpoint before it is cancelled";
-
 // By store of the map: the chunks that it writes, those whose first replica it is.
 std::vector<std::vector<uint32_t>> Writers(const v1::StoreMap& map) {
   std::vector<std::vector<uint32_t>> chunks(static_cast<size_t>(map.stores_size()));
@@ -26,16 +24,15 @@ std::vector<std::vector<uint32_t>> Writers(const v1::StoreMap& map) {
   return chunks;
 }
 
-bool Trained(const Run& run) { return run.job.committed_step >= run.job.first_step; }
-
 }  // namespace
 
 void Core::OpenSnapshotsOf(Run& run, Decision* out) {
   OffloadedRun& o = *run.offload;
   if (run.job.spec.checkpoint().dir().empty() || std::exchange(o.snapshots_asked, true)) return;
-  OpenSnapshots open{run.job.run_id, run.job.spec.name(), run.job.spec, "", 0};
+  OpenSnapshots open{run.job.run_id, run.job.spec.name(), run.job.spec, "", "", 0};
+  open.assets_from = run.job.resume.checkpoint();
   if (run.job.checkpoint.step() != 0) {
-    open.resumed_from = run.job.checkpoint.path();
+    open.assets_from = open.resumed_from = run.job.checkpoint.path();
   } else if (!run.job.resume.weights_only()) {
     open.resumed_from = run.job.resume.checkpoint();
   }
@@ -99,10 +96,11 @@ void Core::MaybeSnapshotNow(Run& run, const Moment& moment, Decision* out) {
   if (IsEnded(run.job.state) || run.Failing() || o.snapshot || !Trained(run)) return;
   if (run.job.spec.checkpoint().dir().empty() || run.job.checkpoint.step() == committed) return;
   const bool last = committed == run.job.spec.steps();
-  if ((!run.job.saving && !last) || o.unsaved_step == committed) return;
-  // Where ranks train, the next decision brings it.
+  const bool parting = WaitsForSave(run);
+  if ((!run.job.saving && !last && !parting) || o.unsaved_step == committed) return;
+  // Where ranks train, the next decision brings it, unless none is to fall.
   const bool decided = o.decided && o.decided->decision.snapshot();
-  if (run.Live() && !last && !decided) return;
+  if (run.Live() && !last && !decided && !parting) return;
   if (!StoresNotReady(run, 0).empty()) return;
   if (!BeginSnapshotOf(run, committed, /*direct=*/true, moment, out)) return;
   o.snapshot->next_sample = o.decided ? o.decided->decision.next_sample() : o.map.next_sample;
@@ -322,11 +320,12 @@ absl::Status Core::SaveOffloaded(Run& run, const Moment& moment, Decision* out) 
     EndSaved(run, "", moment, out);
     return absl::OkStatus();
   }
-  if (!run.Failing()) run.job.reason = kSaving;
+  run.job.reason =
+      run.Failing() ? absl::StrCat(kSavingReason, "; ", run.job.reason) : kSavingReason;
   out->records.push_back(run.job);
   run.save_deadline = moment.now + SaveLimit(run);
   WakeBy(*run.save_deadline);
-  AddEvent(run, kSaving, moment, out);
+  AddEvent(run, kSavingReason, moment, out);
   MaybeSnapshotNow(run, moment, out);
   TryDecide(run, moment, out);
   schedule_again_ = true;

@@ -121,6 +121,10 @@ void Core::TryDecide(Run& run, const Moment& moment, Decision* out) {
   if (!o.pending || !run.Live() || run.Failing()) return;
   if (run.job.saving && o.decided && o.decided->decision.snapshot()) return;  // it ends with that
   const uint64_t step = o.pending->record.step();
+  // What is decided while a store leaves would be lost with it. A folder that was made for this
+  // step is for nothing else.
+  const bool promised = o.snapshot && !o.snapshot->direct && o.snapshot->step == step;
+  if (WaitsForSave(run) && !promised) return;
   if (step != run.job.committed_step + 1) return;
   const bool save = SnapshotIsDue(run, step) && o.unsaved_step != step;
   if (save && !SnapshotIsReady(run, step, moment, out)) return;
@@ -172,6 +176,7 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   run.last = pending.record;
   o.recoveries = 0;
   for (RankState& rank : run.ranks) rank.last_advance = moment.now;
+  PassedStep(run, step);
   for (StoreSlot& slot : o.slots) slot.last_change = moment.now;
   if (Starting(run)) SetRunning(run, "the first step is done", moment, out);
   const std::string answer = o.decided->decision.SerializeAsString();
@@ -196,6 +201,28 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
 
 // --- history ------------------------------------------------------------------------------------
 
+bool Core::MissesEvaluation(const Run& run) {
+  const std::optional<v1::StepRecord>& record = run.offload->unwritten;
+  const uint64_t step = run.job.committed_step;
+  if (!record || record->step() != step || record->has_eval_loss()) return false;
+  const v1::JobSpec& spec = run.job.spec;
+  const uint64_t interval = spec.eval().interval_steps();
+  return spec.has_eval() && (step == spec.steps() || (interval != 0 && step % interval == 0));
+}
+
+void Core::GiveUpEvaluation(Run& run, const std::string& reason, const Moment& moment,
+                            Decision* out) {
+  OffloadedRun& o = *run.offload;
+  o.evaluation_deadline.reset();
+  o.recoveries = 0;
+  if (!MissesEvaluation(run)) return;
+  AddEvent(run,
+           absl::StrCat("the loss on the validation set after step ", run.job.committed_step,
+                        " is left out of the history: ", reason),
+           moment, out);
+  WriteHistory(run, out);
+}
+
 void Core::WriteHistory(Run& run, Decision* out) {
   OffloadedRun& o = *run.offload;
   if (!o.unwritten) return;
@@ -216,7 +243,10 @@ absl::Status Core::TakeFullerSteps(Run& run, const v1::ReportStepsRequest& body,
                                                 run.job.committed_step));
     }
     if (!o.unwritten || record.step() != o.unwritten->step()) continue;  // it is written already
-    if (std::isfinite(record.seconds())) o.unwritten->set_seconds(record.seconds());
+    // One that evaluates for a rank that is gone does not know how long the step took.
+    if (std::isfinite(record.seconds()) && record.seconds() > o.unwritten->seconds()) {
+      o.unwritten->set_seconds(record.seconds());
+    }
     if (record.has_eval_loss()) {
       if (std::isfinite(record.eval_loss())) {
         o.unwritten->set_eval_loss(record.eval_loss());
@@ -299,6 +329,7 @@ void Core::MaybeFinish(Run& run, const Moment& moment, Decision* out) {
   const uint64_t committed = run.job.committed_step;
   if (IsEnded(run.job.state) || run.Failing() || committed != run.job.spec.steps()) return;
   if (!run.Live() && run.job.state != v1::JOB_STATE_RECOVERING) return;
+  if (!run.Live() && !run.job.saving && MissesEvaluation(run)) return;
   for (const RankState& rank : run.ranks) {
     if (!rank.record.ended || !rank.record.end.completed()) return;
   }
@@ -350,6 +381,8 @@ void Core::EndOffload(Run& run, const std::string& reason, const Moment& moment,
   o.first_sign.reset();
   o.return_deadline.reset();
   o.finish_deadline.reset();
+  o.evaluation_deadline.reset();
+  o.no_room_since.reset();
 }
 
 }  // namespace zeroshard::coordinator

@@ -29,6 +29,19 @@ void Core::CheckOffload(Run& run, const Moment& moment, Decision* out) {
     o.copy_deadline.reset();
     schedule_again_ = true;
   }
+  if (o.no_room_since && !run.Live() &&
+      moment.now >= *o.no_room_since + options_.member_timeout + options_.return_grace) {
+    schedule_again_ = true;  // it holds up nobody any more
+  }
+  if (o.evaluation_deadline && moment.now >= *o.evaluation_deadline && !run.Failing()) {
+    const std::string late = absl::StrCat(
+        "no rank has reported it within ",
+        Age(StartTimeout(run.job.spec) + SaveTimeout(run.job.spec)), " of the loss of one");
+    const bool missed = MissesEvaluation(run);
+    GiveUpEvaluation(run, late, moment, out);
+    if (missed && run.Live()) Recover(run, late, moment, out, /*planned=*/true);
+    if (missed) schedule_again_ = true;
+  }
   CheckSnapshot(run, moment, out);
   if (IsEnded(run.job.state)) return;
   if (run.save_deadline && moment.now >= *run.save_deadline && !run.Failing()) {

@@ -100,6 +100,7 @@ std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) c
   for (const auto& [name, member] : members_.all()) {
     const v1::Hello& hello = member.hello;
     if (member.lost || member.session == 0 || hello.kind() != v1::MEMBER_KIND_STORE) continue;
+    if (member.leaving) continue;
     if (known.contains(hello.incarnation()) || o.forgot.contains(hello.incarnation())) continue;
     v1::StoreMap::Store store;
     store.set_member(name);

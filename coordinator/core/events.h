@@ -168,6 +168,9 @@ struct OpenSnapshots {
   std::string job;
   v1::JobSpec spec;
   std::string resumed_from;  // as CheckpointStoreOptions has it
+  // The checkpoint whose weights the run began with or goes on from: what travels with the model is
+  // there. Empty: none.
+  std::string assets_from;
   // A coordinator before may have completed this step's checkpoint without having logged that;
   // where it is there and complete, it is what the run goes on from. 0: none.
   uint64_t under_way = 0;
@@ -206,6 +209,8 @@ enum class MetricKind {
   kJobEnded,         // series of the job disappear
   kNonFinite,        // +1
   kStepsLost,        // + value
+  kSaved,            // +1: a checkpoint is complete
+  kNotSaved,         // +1: one was abandoned
   kRecoverySeconds,  // observes value
   kBarrierSeconds,   // observes value
 };

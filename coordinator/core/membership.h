@@ -32,6 +32,7 @@ struct Member {
   bool lost = false;               // kept only to be shown
   std::string lost_reason;
   bool says_running = false;  // what its last message said
+  bool leaving = false;       // a store that was asked to leave
   std::optional<Assignment> assignment;
   std::optional<absl::Duration> stop_deadline;  // the assignment is over; when it must be idle
 };

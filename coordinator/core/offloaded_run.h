@@ -92,6 +92,10 @@ struct OffloadedRun {
   std::optional<absl::Duration> first_sign;       // of what it recovers from
   std::optional<absl::Duration> return_deadline;  // after a start: stores not heard of are lost
   std::optional<absl::Duration> finish_deadline;  // every step is decided; the rest is due by then
+  std::optional<absl::Duration> no_room_since;    // it waits for room on the shard stores
+  // After the last step only: what its loss on the validation set is given, where a rank that was
+  // lost has not said it.
+  std::optional<absl::Duration> evaluation_deadline;
   // Chunks are only where they were being copied from a store that is lost: by then they are there.
   std::optional<absl::Duration> copy_deadline;
 

@@ -76,8 +76,18 @@ struct Run {
   uint32_t World() const { return static_cast<uint32_t>(ranks.size()); }
 };
 
+// Why a run that is cancelled with a checkpoint is still there.
+constexpr char kSavingReason[] = "writing a checkpoint before it is cancelled";
+
 // The phase of a rank whose checkpoint is being written; `advances` grows with what is written.
 constexpr char kSavingPhase[] = "saving";
+
+// The phase in the heartbeats of a store that was asked to leave. It stays until a Stop of no run
+// says that it may go, or for as long as it was given.
+constexpr char kLeavingPhase[] = "leaving";
+
+// There are committed steps of this run to save.
+inline bool Trained(const Run& run) { return run.job.committed_step >= run.job.first_step; }
 
 // How long a run whose ranks save and stop may show no sign of it.
 inline absl::Duration SaveLimit(const Run& run) {

@@ -40,6 +40,24 @@ v1::JobStatus Core::Brief(const Run& run) const {
   return status;
 }
 
+std::string Core::WaitsFor(const Run& run, const Moment& moment) const {
+  if (!run.Live() || run.Failing()) return "";
+  const bool starting = run.job.state == v1::JOB_STATE_PLACING || Starting(run);
+  if (!starting && !run.return_deadline) return "";
+  std::vector<std::string> missing;
+  if (run.offload != nullptr) {
+    missing = StoresNotOpen(run);
+    if (missing.empty()) missing = StoresNotReady(run, 0);
+  }
+  for (uint32_t rank = 0; rank < run.World(); ++rank) {
+    const RankState& state = run.ranks[rank];
+    if (state.record.ended || (run.return_deadline ? state.present : state.arrived)) continue;
+    if (run.offload != nullptr && !run.offload->assigned && !run.return_deadline) continue;
+    missing.push_back(DescribeRank(run, rank, moment));
+  }
+  return AtMostThree(missing);
+}
+
 absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment& moment) const {
   const auto by_name = newest_.find(job);
   const auto found = runs_.find(by_name == newest_.end() ? job : by_name->second);
@@ -47,6 +65,9 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
   const Run& run = found->second;
   v1::JobStatus status = Brief(run);
   const absl::Duration now = moment.now - discount_;
+  if (const std::string waits = WaitsFor(run, Moment{now, moment.unix_ms}); !waits.empty()) {
+    status.set_reason(absl::StrCat(run.job.reason, "; waits for ", waits));
+  }
   for (const RankState& state : run.ranks) {
     v1::RankStatus& rank = *status.add_ranks();
     rank.set_rank(state.record.rank);
