@@ -1,85 +1,84 @@
 #include "shard_store/state/chunk_batch.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <exception>
 #include <mutex>
-#include <new>
+#include <system_error>
+#include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "shard_store/state/caught.h"
 
 namespace zeroshard::store {
 namespace {
 
 class Batch {
  public:
-  Batch(TaskPool* pool, const std::function<absl::Status(MemoryChunk*)>& work,
+  Batch(const TaskPool* pool, const std::function<absl::Status(MemoryChunk*)>& work,
         const std::atomic<bool>* stop)
-      : pool_(pool), work_(work), stop_(stop), queues_(static_cast<size_t>(pool->nodes())) {}
+      : pool_(*pool), work_(work), stop_(stop), queues_(static_cast<size_t>(pool->nodes())) {}
 
   absl::Status Run(const std::vector<std::shared_ptr<MemoryChunk>>& chunks) {
-    for (const auto& chunk : chunks) queues_[Queue(chunk->node)].push_back(chunk.get());
-    const size_t threads =
-        std::max<size_t>(1, static_cast<size_t>(pool_->threads()) / queues_.size());
-    std::unique_lock<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < chunks.size(); ++i)
+      queues_[Queue(chunks[i]->node, i)].push_back(chunks[i].get());
+    std::vector<std::thread> threads;
+    std::vector<size_t> without;  // nodes that got none
     for (size_t node = 0; node < queues_.size(); ++node) {
-      const size_t chains = std::min(threads, queues_[node].size());
-      for (size_t i = 0; i < chains; ++i) {
-        ++chains_;
-        pool_->Add([this, node] { Step(node); }, static_cast<int>(node));
+      const size_t wanted =
+          std::min(static_cast<size_t>(pool_.threads_of_nodes()[node]), queues_[node].size());
+      size_t started = 0;
+      try {
+        threads.reserve(threads.size() + wanted);
+        for (; started < wanted; ++started) {
+          threads.emplace_back([this, node] {
+            pool_.Bind(static_cast<int>(node));
+            GiveWay();
+            Work(node);
+          });
+        }
+      } catch (const std::exception&) {
+        // With fewer it takes longer.
       }
+      if (started == 0) without.push_back(node);
     }
-    ended_.wait(lock, [this] { return chains_ == 0; });
+    for (const size_t node : without) Work(node);
+    for (std::thread& thread : threads) thread.join();
     return status_;
   }
 
  private:
-  size_t Queue(int node) const {
-    return node >= 0 && static_cast<size_t>(node) < queues_.size() ? static_cast<size_t>(node) : 0;
+  size_t Queue(int node, size_t index) const {
+    const bool known = node >= 0 && static_cast<size_t>(node) < queues_.size();
+    return known ? static_cast<size_t>(node) : index % queues_.size();
   }
 
-  // One chunk, then its place at the end of the pool's queue again.
-  void Step(size_t node) {
-    MemoryChunk* chunk = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (status_.ok() && stop_ != nullptr && *stop_) status_ = absl::CancelledError("stopped");
-      if (!status_.ok() || queues_[node].empty()) {
-        if (--chains_ == 0) ended_.notify_all();
-        return;
+  void Work(size_t node) {
+    while (true) {
+      MemoryChunk* chunk = nullptr;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (status_.ok() && stop_ != nullptr && *stop_) status_ = absl::CancelledError("stopped");
+        if (!status_.ok() || queues_[node].empty()) return;
+        chunk = queues_[node].front();
+        queues_[node].pop_front();
       }
-      chunk = queues_[node].front();
-      queues_[node].pop_front();
-    }
-    absl::Status status;
-    try {
-      status = work_(chunk);
-    } catch (const std::bad_alloc&) {
-      status = absl::ResourceExhaustedError("out of memory on this host");
-    } catch (const std::exception& error) {
-      status = absl::InternalError(absl::StrCat("unexpected exception: ", error.what()));
-    }
-    {
+      absl::Status status = Caught([&] { return work_(chunk); });
       std::lock_guard<std::mutex> lock(mutex_);
       if (status_.ok()) status_ = std::move(status);
     }
-    pool_->Add([this, node] { Step(node); }, static_cast<int>(node));
   }
 
-  TaskPool* const pool_;
+  const TaskPool& pool_;
   const std::function<absl::Status(MemoryChunk*)>& work_;
   const std::atomic<bool>* const stop_;
   std::mutex mutex_;
-  std::condition_variable ended_;
   std::vector<std::deque<MemoryChunk*>> queues_;  // by node
-  size_t chains_ = 0;
   absl::Status status_;
 };
 
 }  // namespace
 
-absl::Status ForEachChunk(TaskPool* pool, const std::vector<std::shared_ptr<MemoryChunk>>& chunks,
+absl::Status ForEachChunk(const TaskPool* pool,
+                          const std::vector<std::shared_ptr<MemoryChunk>>& chunks,
                           const std::function<absl::Status(MemoryChunk*)>& work,
                           const std::atomic<bool>* stop) {
   return Batch(pool, work, stop).Run(chunks);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "shard_store/state/host_state.h"
@@ -13,7 +12,9 @@
 namespace zeroshard::store {
 namespace {
 
-constexpr absl::Duration kProgressInterval = absl::Milliseconds(300);
+constexpr std::chrono::milliseconds kProgressInterval(300);
+
+constexpr std::chrono::seconds kWaitLogged(10);  // so often at most
 
 // Of the job's map, the chunks whose first replica that is there is this store.
 std::vector<uint32_t> FirstReplicas(const v1::StoreJob& job,
@@ -32,6 +33,13 @@ std::vector<uint32_t> FirstReplicas(const v1::StoreJob& job,
   return first;
 }
 
+// What those are told who asked for something of a state that is of no use any more: they have lost
+// a store, and nothing is wrong with themselves. Why is in the report.
+absl::Status LostHere(const absl::Status& status) {
+  return absl::UnavailableError(
+      absl::StrCat("the state here is of no use any more: ", status.message()));
+}
+
 }  // namespace
 
 HostJob::HostJob(const std::string& run_id, HostContext* context)
@@ -39,8 +47,9 @@ HostJob::HostJob(const std::string& run_id, HostContext* context)
 
 HostJob::~HostJob() = default;
 
-void HostJob::Start() {
-  thread_ = std::thread([this] { Main(); });
+absl::Status HostJob::Start() {
+  return StartThread(
+      context_->options.start_thread, [this] { Main(); }, &thread_);
 }
 
 void HostJob::Make(const Calls& calls) {
@@ -91,34 +100,41 @@ void HostJob::FailState(uint64_t life, const absl::Status& status) {
 
 // --- orders, under the lock ----------------------------------------------------------------------
 
-void HostJob::BeginLife() {
+void HostJob::BeginLife(Calls* calls) {
   ++life_;
   *stop_ = true;
   stop_ = std::make_shared<std::atomic<bool>>(false);
   operations_.clear();
-  CancelSnapshot();
+  CancelSnapshot(calls);
 }
 
 void HostJob::DropState() {
   if (state_ == nullptr) return;
   state_->Release();
+  state_->dropped = true;
   dying_.push_back(std::move(state_));
   state_ = nullptr;
 }
 
-void HostJob::CancelSnapshot() {
+void HostJob::CancelSnapshot(Calls* calls) {
   std::erase_if(operations_, [](const Operation& operation) { return operation.snapshot; });
   ++snapshot_number_;
-  if (snapshot_stop_ != nullptr) *snapshot_stop_ = true;
-  // Chunks are not held back for it any more.
-  if (const std::shared_ptr<HeldState> state = snapshot_state_.lock(); state != nullptr) {
+  if (writer_ == nullptr) return;
+  writer_->stop = true;
+  // Its copies are given back outside the lock. Chunks are not held back for it any more.
+  ++ending_;
+  calls->push_back([this, state = writer_->state]() mutable {
     state->state->EndSnapshot();
-    dying_.push_back(state);  // never freed under the lock
-  }
+    std::lock_guard<std::mutex> lock(mutex_);
+    dying_.push_back(std::move(state));  // not let go here
+    --ending_;
+    changed_.notify_all();
+  });
+  writer_ = nullptr;
 }
 
 void HostJob::TakeOrders(const Orders& orders, Calls* calls) {
-  if (orders.forget || orders.load) BeginLife();
+  if (orders.forget || orders.load) BeginLife(calls);
   if (orders.forget || (orders.load && orders.keep.empty())) DropState();
   if (orders.end_streams || orders.forget) {
     const std::string& run_id = control_.report().run_id();
@@ -131,28 +147,31 @@ void HostJob::TakeOrders(const Orders& orders, Calls* calls) {
                                               " is open here")),
         calls);
   }
-  if (orders.cancel_snapshot) CancelSnapshot();
+  if (orders.cancel_snapshot) CancelSnapshot(calls);
   // drop_staging: the control counts what is staged; the buffers are overwritten.
   const uint64_t life = life_;
   if (orders.load) {
     kept_ = {orders.keep.begin(), orders.keep.end()};
-    operations_.push_back(
-        {false, [this, life, stop = std::shared_ptr<const std::atomic<bool>>(stop_),
-                 job = control_.job(), chunks = control_.chunks(),
-                 keep = orders.keep] { Load(life, stop, job, chunks, keep); }});
+    loading_.clear();
+    operations_.push_back({false, life,
+                           [this, life, stop = std::shared_ptr<const std::atomic<bool>>(stop_),
+                            job = control_.job(), chunks = control_.chunks(),
+                            keep = orders.keep] { Load(life, stop, job, chunks, keep); }});
   }
   if (orders.snapshot) {
-    operations_.push_back({true, [this, life, number = snapshot_number_, order = *orders.snapshot] {
-                             StartSnapshot(life, number, order);
-                           }});
+    operations_.push_back(
+        {true, life, [this, life, number = snapshot_number_, order = *orders.snapshot] {
+           StartSnapshot(life, number, order);
+         }});
   }
   if (orders.apply) {
     operations_.push_back(
-        {false, [this, life, decision = *orders.apply] { Apply(life, decision); }});
+        {false, life, [this, life, decision = *orders.apply] { Apply(life, decision); }});
   }
   if (orders.digest_step) {
-    operations_.push_back({false, [this, life, step = *orders.digest_step,
-                                   first = FirstReplicas(control_.job(), control_.chunks())] {
+    operations_.push_back({false, life,
+                           [this, life, step = *orders.digest_step,
+                            first = FirstReplicas(control_.job(), control_.chunks())] {
                              Digest(life, step, first);
                            }});
   }
@@ -187,7 +206,7 @@ void HostJob::End(const absl::Status& status) {
   Calls calls;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    BeginLife();
+    BeginLife(&calls);
     DropState();
     EndStreams(true, status, &calls);
     quit_ = true;
@@ -202,13 +221,9 @@ void HostJob::Finish() {
 
 // --- reports -------------------------------------------------------------------------------------
 
-bool HostJob::IsOver() const {
-  return control_.dropped() && state_ == nullptr && dying_.empty() && !freeing_ && !working_ &&
-         operations_.empty();
-}
-
 v1::StoreReport HostJob::MakeReport() const {
   v1::StoreReport report = control_.report();
+  if (report.phase() == v1::STORE_PHASE_LOADING) report.set_problem(loading_);
   if (state_ != nullptr) *report.mutable_usage() = state_->state->usage();
   return report;
 }
@@ -224,7 +239,7 @@ void HostJob::SendReport(bool always) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       // The last word comes when everything is free.
-      if (quit_ || (control_.dropped() && !IsOver())) return;
+      if (quit_ || (control_.dropped() && !over_)) return;
       v1::StoreReport what = control_.report();
       what.clear_progress();
       std::string now = what.SerializeAsString();
@@ -235,7 +250,7 @@ void HostJob::SendReport(bool always) {
       }
       reporting_ = true;
       reported_ = std::move(now);
-      reported_at_ = absl::Now();
+      reported_at_ = std::chrono::steady_clock::now();
       report = MakeReport();
     }
     if (context_->options.on_report) context_->options.on_report(report);
@@ -250,8 +265,29 @@ void HostJob::OnProgress() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     control_.OnProgress();
-    if (absl::Now() - reported_at_ < kProgressInterval) return;
+    if (std::chrono::steady_clock::now() - reported_at_ < kProgressInterval) return;
   }
+  SendReport(true);
+}
+
+void HostJob::OnLoading(uint64_t life, const std::string& what, bool waits) {
+  const auto now = std::chrono::steady_clock::now();
+  bool log = false;
+  std::string run_id;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (life != life_) return;
+    const bool first = loading_.empty();
+    loading_ = what;
+    log = first || (waits && now - loading_logged_ > kWaitLogged);
+    if (log) {
+      loading_logged_ = now;
+      run_id = control_.report().run_id();
+    }
+    if (!first && now - loading_said_ < std::chrono::milliseconds(300)) return;
+    loading_said_ = now;
+  }
+  if (log) (waits ? LogWarning(run_id, " ", what) : LogInfo(run_id, " ", what));
   SendReport(true);
 }
 
@@ -304,24 +340,38 @@ class HostJob::Busy {
  public:
   // Under the lock. Waits for copies of older generations, which take as long as copying 1 MiB.
   Busy(HostJob* job, uint64_t generation, std::unique_lock<std::mutex>* lock)
-      : job_(*job), generation_(generation) {
+      : job_(*job), generation_(generation), lock_(*lock) {
     job_.changed_.wait(
-        *lock, [this] { return job_.busy_.empty() || job_.busy_.begin()->first >= generation_; });
+        lock_, [this] { return job_.busy_.empty() || job_.busy_.begin()->first >= generation_; });
     ++job_.busy_[generation_];
   }
-  // Under the lock.
-  void End() {
+  // Leaves the lock taken.
+  ~Busy() {
+    if (!lock_.owns_lock()) lock_.lock();
     if (--job_.busy_[generation_] == 0) job_.busy_.erase(generation_);
     job_.changed_.notify_all();
+  }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+  // Without the lock.
+  template <class Work>
+  absl::Status Do(const Work& work) {
+    lock_.unlock();
+    absl::Status status = Caught(work);
+    lock_.lock();
+    return status;
   }
 
  private:
   HostJob& job_;
   const uint64_t generation_;
+  std::unique_lock<std::mutex>& lock_;
 };
 
 absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
                            absl::Span<const absl::Span<const char>> parts) {
+  std::shared_ptr<HeldState> state;  // goes after the lock
   std::unique_lock<std::mutex> lock(mutex_);
   const auto check = [&]() -> absl::Status {
     ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
@@ -331,25 +381,26 @@ absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
   absl::Status status = check();
   if (absl::IsAlreadyExists(status)) return absl::OkStatus();
   ZS_RETURN_IF_ERROR(status);
-  Busy busy(this, header.generation, &lock);
-  status = check();  // it may have waited
-  const uint64_t life = life_;
-  std::shared_ptr<HeldState> state = state_;
-  if (status.ok() && state == nullptr) status = absl::UnavailableError("the state is being loaded");
-  if (status.ok()) {
-    lock.unlock();
-    status = state->state->Stage(header.chunk, header.begin, header.count, parts);
-    lock.lock();
+  uint64_t life = 0;
+  {
+    Busy busy(this, header.generation, &lock);
+    status = check();  // it may have waited
+    if (absl::IsAlreadyExists(status)) return absl::OkStatus();
+    ZS_RETURN_IF_ERROR(status);
+    if (state_ == nullptr) return absl::UnavailableError("the state is being loaded");
+    life = life_;
+    state = state_;
+    status = busy.Do(
+        [&] { return state->state->Stage(header.chunk, header.begin, header.count, parts); });
   }
-  busy.End();
-  if (IsOfTheState(status) && state != nullptr && !absl::IsUnavailable(status)) {
-    lock.unlock();
-    FailState(life, status);
-    return status;
-  }
-  if (absl::IsAlreadyExists(status)) return absl::OkStatus();
-  ZS_RETURN_IF_ERROR(status);
   ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
+  if (!status.ok()) {
+    if (life != life_) return absl::UnavailableError("the state is being loaded");
+    lock.unlock();
+    if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
+    FailState(life, status);
+    return LostHere(status);
+  }
   const uint64_t sealed = control_.report().sealed_step();
   status = control_.OnStaged(header.generation, header.epoch, header.step, header.chunk,
                              header.begin, header.count);
@@ -416,6 +467,7 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
       if (got.ok()) job->context_->pulled += got->bytes.size();
       if (IsOfTheState(got.status())) job->FailState(life, got.status());
     }
+    if (IsOfTheState(got.status())) got = LostHere(got.status());
     pull(std::move(got));
   };
   calls->push_back([read = *std::move(answer), done = std::move(done)] { read(done); });
@@ -448,6 +500,7 @@ bool HostJob::IsHere(uint32_t chunk) const {
 }
 
 absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Span<float> values) {
+  std::shared_ptr<HeldState> state;  // goes after the lock
   std::unique_lock<std::mutex> lock(mutex_);
   ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
   if (!stream->of_store || header.code >= kStateKinds || values.size() != header.count) {
@@ -465,24 +518,32 @@ absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Sp
     return absl::FailedPreconditionError(absl::StrCat("gone is ", where));
   if (header.epoch != epoch || header.step != step || state_ == nullptr || !IsHere(header.chunk))
     return absl::UnavailableError(absl::StrCat("not here yet is ", where));
-  Busy busy(this, header.generation, &lock);
-  const std::shared_ptr<HeldState> state = state_;
-  // Whatever ended while it waited is found out below.
-  absl::Status status = absl::UnavailableError("the state is being loaded");
-  if (state != nullptr && IsHere(header.chunk) &&
-      control_.report().version().step() == header.step &&
-      control_.report().version().epoch() == header.epoch) {
-    lock.unlock();
-    status = state->state->GetState(header.chunk, static_cast<StateKind>(header.code), header.begin,
+  uint64_t life = 0;
+  absl::Status status;
+  {
+    Busy busy(this, header.generation, &lock);
+    life = life_;
+    state = state_;
+    // Whatever ended while it waited is found out here.
+    if (state == nullptr || !IsHere(header.chunk) ||
+        control_.report().version().step() != header.step ||
+        control_.report().version().epoch() != header.epoch) {
+      return absl::UnavailableError("the state is being loaded");
+    }
+    status = busy.Do([&] {
+      return state->state->GetState(header.chunk, static_cast<StateKind>(header.code), header.begin,
                                     values);
-    lock.lock();
+    });
   }
-  busy.End();
-  if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
-  const uint64_t life = life_;
+  if (status.ok()) {
+    context_->copied += values.size() * sizeof(float);
+    return status;
+  }
+  if (life != life_) return absl::UnavailableError("the state is being loaded");
   lock.unlock();
+  if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
   FailState(life, status);
-  return status;
+  return LostHere(status);
 }
 
 }  // namespace zeroshard::store

@@ -2,12 +2,14 @@
 // library.
 //
 // One mutex around all of it; under it only memory is touched. What the control orders is done one
-// after the other on a thread of the job's own; a snapshot is written on another. Every load and
+// after the other on a thread of the job's own; snapshots are written on others, of which one that
+// hangs in a write holds up nothing but the next snapshot. Every load and
 // every end begins a new `life`: what was under way then is stopped, and what it still says is not
 // heard. Calls to the outside are collected under the lock and made after it.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -19,7 +21,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "shard_store/core/job_control.h"
 #include "shard_store/state/store_host.h"
 
@@ -38,7 +39,7 @@ struct HostContext {
   TaskPool pool;
   // Of the budget, what the states that are in use took: the rest is on its way to being free.
   std::atomic<uint64_t> held{0}, disk_held{0};
-  std::atomic<uint64_t> pushed{0}, pulled{0};
+  std::atomic<uint64_t> pushed{0}, pulled{0}, copied{0};
   std::mutex mutex;
   std::deque<double> update_seconds;
 };
@@ -67,14 +68,16 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   HostJob(const std::string& run_id, HostContext* context);
   ~HostJob();  // after Finish
 
-  void Start();
+  absl::Status Start();  // RESOURCE_EXHAUSTED: there is no thread for it
   void OnDirective(const v1::StoreDirective& directive);
   v1::StoreReport Report() const;
   // Forgets everything and ends the streams with this; no report comes after it.
   void End(const absl::Status& status);
-  // The job is over and everything freed: Finish does not wait.
-  bool finished() const { return finished_; }
-  void Finish();  // waits for the job's threads; after End or once finished
+  // The job is over, everything that can be is freed, and the last report made: it may be
+  // forgotten. A thread may still be in a write that does not return.
+  bool over() const { return over_; }
+  bool finished() const { return finished_; }  // Finish does not wait
+  void Finish();  // waits for the job's threads; after End or once over
 
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
@@ -93,6 +96,7 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   struct HeldState;
   struct Operation {
     bool snapshot = false;
+    uint64_t life = 0;
     std::function<void()> run;
   };
   struct Waiting {
@@ -103,12 +107,13 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   };
   // A stage or a read that is copying memory outside the lock.
   class Busy;
+  struct Writer;  // of a snapshot
 
   // --- under the lock ---
   void TakeOrders(const Orders& orders, Calls* calls);
-  void BeginLife();
+  void BeginLife(Calls* calls);
   void DropState();
-  void CancelSnapshot();
+  void CancelSnapshot(Calls* calls);
   void EndStreams(bool all, const absl::Status& status, Calls* calls);
   void Recheck(Calls* calls);
   void Recheck(uint32_t chunk, Calls* calls);
@@ -116,13 +121,14 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   absl::StatusOr<JobState::ParameterRead> Pin(const bulk::Header& header);
   absl::Status CheckFrame(const Stream& stream, const bulk::Header& header) const;
   bool IsHere(uint32_t chunk) const;  // at the version of the report
-  bool IsOver() const;                // dropped, and nothing of it is left
   v1::StoreReport MakeReport() const;
 
   // --- without it ---
   static void Make(const Calls& calls);
   void SendReport(bool always);
   void OnProgress();
+  // How far the load is; `waits`: for a store that says nothing.
+  void OnLoading(uint64_t life, const std::string& what, bool waits);
   // The state of `life` is of no use any more.
   void FailState(uint64_t life, const absl::Status& status);
   // Tells the control something and does what follows from it; nothing where `life` is over.
@@ -139,41 +145,42 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   void Apply(uint64_t life, const v1::StepDecision& decision);
   void Digest(uint64_t life, uint64_t step, const std::vector<uint32_t>& chunks);
   void StartSnapshot(uint64_t life, uint64_t number, const v1::SnapshotOrder& order);
-  // On a thread of its own.
-  void WriteSnapshot(uint64_t life, std::shared_ptr<HeldState> state,
-                     std::shared_ptr<const std::atomic<bool>> stop);
+  void JoinWriters(bool all);
+  // On a thread of its own, or where there is none, with why.
+  void WriteSnapshot(const std::shared_ptr<Writer>& writer, absl::Status status);
 
   HostContext* const context_;
   std::thread thread_;
-  std::thread snapshot_thread_;  // the job's thread's
-  std::atomic<bool> finished_ = false;
+  std::map<uint64_t, std::thread> writer_threads_;  // the job's thread's
+  std::atomic<bool> over_ = false, finished_ = false;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   JobControl control_;
   std::string refused_;      // the last directive that was, logged once
   std::set<uint32_t> kept_;  // of the latest load
+  std::string loading_;      // how far that is
+  std::chrono::steady_clock::time_point loading_said_, loading_logged_;
   uint64_t life_ = 0;
   std::shared_ptr<std::atomic<bool>> stop_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<HeldState> state_;
-  std::vector<std::shared_ptr<HeldState>> dying_;  // freed by the job's thread
-  bool freeing_ = false;
+  std::vector<std::shared_ptr<HeldState>> dying_;  // let go by the job's thread
   std::deque<Operation> operations_;
-  bool working_ = false;  // on one of them
   bool quit_ = false;
 
   std::set<std::shared_ptr<Stream>> streams_;
   std::map<uint32_t, std::vector<Waiting>> waiting_;  // by chunk
   std::map<uint64_t, int> busy_;                      // by generation
 
-  bool snapshot_running_ = false;
-  uint64_t snapshot_number_ = 0;  // grows when one is given up
-  std::shared_ptr<std::atomic<bool>> snapshot_stop_;
-  std::weak_ptr<HeldState> snapshot_state_;
+  uint64_t snapshot_number_ = 0;    // grows when one is given up
+  std::shared_ptr<Writer> writer_;  // of the one that was not
+  std::set<uint64_t> writers_;      // that have not ended
+  uint64_t last_writer_ = 0;
+  int ending_ = 0;  // calls of EndSnapshot that are about to be made
 
   bool reporting_ = false, report_again_ = false;
   std::string reported_;  // without progress and usage
-  absl::Time reported_at_ = absl::InfinitePast();
+  std::chrono::steady_clock::time_point reported_at_;
 };
 
 }  // namespace zeroshard::store

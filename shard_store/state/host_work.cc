@@ -1,12 +1,12 @@
 // What a job's own threads do: loading, applying, digests, snapshots.
 #include <algorithm>
-#include <exception>
+#include <chrono>
 #include <future>
-#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/log.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
@@ -18,55 +18,51 @@ namespace zeroshard::store {
 namespace {
 
 // Memory that was given up is free within a copy's or a disk write's time.
-constexpr absl::Duration kFreeingTime = absl::Seconds(10);
+constexpr double kFreeingSeconds = 10;
 constexpr std::chrono::seconds kSnapshotEnd(10);
-constexpr uint32_t kDefaultStartSeconds = 120;
 constexpr size_t kMostSeconds = 1000;
 
-absl::Status Caught(const std::function<absl::Status()>& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("out of memory on this host");
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("unexpected exception: ", error.what()));
-  }
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace
 
 void HostJob::Main() {
+  bool free = true;
   std::unique_lock<std::mutex> lock(mutex_);
+  const auto ends = [this] { return (quit_ || control_.dropped()) && ending_ == 0; };
   while (true) {
-    changed_.wait(lock, [this] {
-      return quit_ || !operations_.empty() || !dying_.empty() || control_.dropped();
-    });
+    changed_.wait(lock, [&] { return ends() || !operations_.empty() || !dying_.empty(); });
     if (!dying_.empty()) {
       std::vector<std::shared_ptr<HeldState>> dying = std::move(dying_);
       dying_.clear();
-      freeing_ = true;
       lock.unlock();
+      for (const std::shared_ptr<HeldState>& held : dying)
+        if (held->dropped && held->state != nullptr) free = held->state->Free() && free;
       dying.clear();
       lock.lock();
-      freeing_ = false;
-      continue;
-    }
-    if (!operations_.empty()) {
-      const std::function<void()> run = std::move(operations_.front().run);
+    } else if (!operations_.empty()) {
+      const Operation operation = std::move(operations_.front());
       operations_.pop_front();
-      working_ = true;
       lock.unlock();
-      run();
+      const absl::Status status = Caught([&] {
+        operation.run();
+        return absl::OkStatus();
+      });
+      if (!status.ok()) FailState(operation.life, status);
       lock.lock();
-      working_ = false;
-      continue;
+    } else {
+      break;
     }
-    if (quit_ || control_.dropped()) break;
   }
+  // What a writer has it gives back when its write returns, if it does.
+  if (!free) changed_.wait_for(lock, kSnapshotEnd, [this] { return writers_.empty(); });
+  over_ = true;
   const bool told = !quit_;
   lock.unlock();
-  if (snapshot_thread_.joinable()) snapshot_thread_.join();
   if (told) SendReport(true);
+  JoinWriters(/*all=*/true);
   finished_ = true;
 }
 
@@ -76,7 +72,7 @@ void HostJob::Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop,
                    const v1::StoreJob& job, const std::map<uint32_t, Chunk>& chunks,
                    const std::vector<uint32_t>& keep) {
   const std::string run_id = Report().run_id();
-  const absl::Time start = absl::Now();
+  const auto start = std::chrono::steady_clock::now();
   std::shared_ptr<HeldState> state;
   const absl::Status status = Caught([&]() -> absl::Status {
     ZS_RETURN_IF_ERROR(MakeState(life, *stop, job, chunks, keep, &state));
@@ -89,15 +85,17 @@ void HostJob::Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop,
     hooks.progress = [this] { OnProgress(); };
     hooks.connect = [this, &job](uint32_t store) { return Connect(job, store); };
     hooks.stop = stop.get();
-    const uint32_t seconds = job.spec().timeouts().start_seconds();
-    hooks.peer_timeout = absl::Seconds(seconds == 0 ? kDefaultStartSeconds : seconds);
+    hooks.peer_timeout = PeerTimeout(job.spec());
+    hooks.doing = [this, life](const std::string& what, bool waits) {
+      OnLoading(life, what, waits);
+    };
     return LoadState(request, *state->model, hooks, state->state.get());
   });
   state = nullptr;
   if (*stop) return;  // whoever stopped it knows
   if (status.ok()) {
     LogInfo("the state of ", run_id, " is here: ", chunks.size() - keep.size(),
-            " chunks loaded in ", absl::FormatDuration(absl::Now() - start));
+            " chunks loaded in ", absl::FormatDuration(absl::Seconds(SecondsSince(start))));
   } else {
     LogError("the state of ", run_id, " cannot be loaded: ", status.message());
   }
@@ -137,7 +135,17 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
     state = state_;
   }
   const bool changes = state != nullptr;
-  if (!changes) {
+  if (changes) {
+    // While it changes, and where that fails, no more is held than what stays; on the disk all of
+    // it until the new file is there.
+    JobStateOptions stays = options;
+    stays.chunks.clear();
+    for (const uint32_t id : keep)
+      if (const auto found = chunks.find(id); found != chunks.end()) stays.chunks.insert(*found);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (life != life_) return absl::CancelledError("stopped while loading");
+    state->Claim(BytesOf(stays), state->disk_claimed);
+  } else {
     if (!keep.empty())
       return absl::InternalError("chunks are to stay that were never loaded on this store");
     state = std::make_shared<HeldState>(&context_->held, &context_->disk_held);
@@ -145,7 +153,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
     state->model = std::make_unique<const ModelTable>(std::move(model));
   }
   options.model = state->model.get();
-  const absl::Time start = absl::Now();
+  const auto start = std::chrono::steady_clock::now();
   while (true) {
     absl::Status status;
     if (changes) {
@@ -159,7 +167,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
     // What others have given up, and what is still being sent or written of it, comes free soon.
     const bool more =
         context_->budget.used() > context_->held || context_->disk.used() > context_->disk_held;
-    if (!absl::IsResourceExhausted(status) || !more || absl::Now() - start > kFreeingTime)
+    if (!absl::IsResourceExhausted(status) || !more || SecondsSince(start) > kFreeingSeconds)
       return status;
     if (stop) return absl::CancelledError("stopped while loading");
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -209,7 +217,7 @@ void HostJob::Apply(uint64_t life, const v1::StepDecision& decision) {
     });
     return;
   }
-  const absl::Time start = absl::Now();
+  const auto start = std::chrono::steady_clock::now();
   const auto done = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> applied = done->get_future();
   state->state->Apply(
@@ -228,7 +236,7 @@ void HostJob::Apply(uint64_t life, const v1::StepDecision& decision) {
   const absl::Status status = applied.get();
   if (!decision.skip()) {
     std::lock_guard<std::mutex> lock(context_->mutex);
-    context_->update_seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    context_->update_seconds.push_back(SecondsSince(start));
     if (context_->update_seconds.size() > kMostSeconds) context_->update_seconds.pop_front();
   }
   state = nullptr;
@@ -259,65 +267,119 @@ void HostJob::Digest(uint64_t life, uint64_t step, const std::vector<uint32_t>& 
 
 // --- snapshots -----------------------------------------------------------------------------------
 
-void HostJob::StartSnapshot(uint64_t life, uint64_t number, const v1::SnapshotOrder& order) {
-  const auto given_up = [&] { return life != life_ || number != snapshot_number_; };
-  bool ended = false;
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    // One that was given up ends with the write that is under way.
-    ended = changed_.wait_for(lock, kSnapshotEnd, [&] { return !snapshot_running_ || given_up(); });
-    if (given_up()) return;
+void HostJob::JoinWriters(bool all) {
+  for (auto at = writer_threads_.begin(); at != writer_threads_.end();) {
+    bool ended = all;
+    if (!ended) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended = !writers_.contains(at->first);
+    }
+    if (ended) {
+      at->second.join();
+      at = writer_threads_.erase(at);
+    } else {
+      ++at;
+    }
   }
-  if (!ended) {
-    Tell(life, [&] {
-      v1::SnapshotReport report;
-      report.set_step(order.step());
-      report.set_done(true);
-      report.set_problem(
-          "the file of the snapshot before, which was given up, is still being written; look at "
-          "the disk of the checkpoint folder");
-      control_.OnSnapshot(report);
-      return Orders();
-    });
-    return;
-  }
-  if (snapshot_thread_.joinable()) snapshot_thread_.join();
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (given_up() || state_ == nullptr) return;
-  state_->state->PreserveSnapshot(order);
-  snapshot_running_ = true;
-  snapshot_stop_ = std::make_shared<std::atomic<bool>>(false);
-  snapshot_state_ = state_;
-  snapshot_thread_ = std::thread([this, life, state = state_, stop = snapshot_stop_]() mutable {
-    WriteSnapshot(life, std::move(state), stop);
-  });
 }
 
-void HostJob::WriteSnapshot(uint64_t life, std::shared_ptr<HeldState> state,
-                            std::shared_ptr<const std::atomic<bool>> stop) {
-  FileSystem* files = context_->options.files;
-  v1::SnapshotReport report;
-  const absl::Status caught = Caught([&] {
-    report = state->state->WriteSnapshot(
-        files != nullptr ? files : &FileSystem::Real(), [this](uint64_t) { OnProgress(); },
-        stop.get());
+void HostJob::StartSnapshot(uint64_t life, uint64_t number, const v1::SnapshotOrder& order) {
+  const auto given_up = [&] { return life != life_ || number != snapshot_number_; };
+  const auto writer = std::make_shared<Writer>();
+  writer->life = life;
+  writer->step = order.step();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    // One that was given up is about to be told so.
+    changed_.wait(lock, [&] { return ending_ == 0 || given_up(); });
+    if (given_up() || state_ == nullptr) return;
+    writer->state = state_;
+  }
+  JoinWriters(/*all=*/false);
+  absl::Status status = Caught([&] {
+    writer->state->state->PreserveSnapshot(order);
     return absl::OkStatus();
   });
-  if (!caught.ok()) {
-    report.set_done(true);
-    report.set_problem(std::string(caught.message()));
-  }
-  state->state->EndSnapshot();
-  if (const absl::Status health = state->state->Health(); !health.ok()) FailState(life, health);
-  Calls calls;
+  bool over = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    snapshot_running_ = false;
-    snapshot_state_.reset();
-    if (life == life_ && !*stop) control_.OnSnapshot(report);
+    over = given_up();
+    if (!over) {
+      writer->number = ++last_writer_;
+      writers_.insert(writer->number);
+      writer_ = writer;
+    }
+  }
+  if (over) {
+    writer->state->state->EndSnapshot();
+    return;
+  }
+  if (status.ok()) {
+    std::thread thread;
+    status = StartThread(
+        context_->options.start_thread,
+        [this, writer] {
+          GiveWay();
+          WriteSnapshot(writer, absl::OkStatus());
+        },
+        &thread);
+    if (status.ok()) writer_threads_.emplace(writer->number, std::move(thread));
+  }
+  if (!status.ok()) WriteSnapshot(writer, status);
+}
+
+void HostJob::WriteSnapshot(const std::shared_ptr<Writer>& writer, absl::Status status) {
+  if (status.ok()) {
+    // One that was given up ends with the write that is under way.
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool first = changed_.wait_for(
+        lock, kSnapshotEnd, [&] { return writer->stop || *writers_.begin() == writer->number; });
+    if (!first) {
+      status = absl::UnavailableError(
+          "the file of the snapshot before, which was given up, is still being written; look at "
+          "the disk of the checkpoint folder");
+    }
+  }
+  v1::SnapshotReport report;
+  if (status.ok() && !writer->stop) {
+    FileSystem* files = context_->options.files;
+    status = Caught([&] {
+      report = writer->state->state->WriteSnapshot(
+          files != nullptr ? files : &FileSystem::Real(), [this](uint64_t) { OnProgress(); },
+          &writer->stop);
+      return absl::OkStatus();
+    });
+  }
+  report.set_step(writer->step);
+  report.set_done(true);
+  if (!status.ok()) report.set_problem(std::string(status.message()));
+  bool given_up = false;
+  {
+    // Whoever gives it up ends it: by then the next may be kept.
+    std::lock_guard<std::mutex> lock(mutex_);
+    given_up = writer->stop;
+    if (!given_up) ++ending_;
+  }
+  if (!given_up) {
+    writer->state->state->EndSnapshot();
+    const absl::Status health = writer->state->state->Health();
+    if (!health.ok()) FailState(writer->life, health);
+  }
+  std::shared_ptr<HeldState> state;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!given_up) --ending_;
+    if (writer->life == life_ && !writer->stop) control_.OnSnapshot(report);
+    if (writer_ == writer) writer_ = nullptr;
+    state = std::move(writer->state);
     changed_.notify_all();
   }
   state = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    writers_.erase(writer->number);
+    changed_.notify_all();
+  }
   SendReport(false);
 }
 

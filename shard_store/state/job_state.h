@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/file_system.h"
 #include "common/checkpoint/manifest.h"
@@ -42,9 +43,10 @@ struct NvmeStateOptions {
   std::string dir;                 // empty: this store has none, and refuses such a job
   MemoryBudget* budget = nullptr;  // of the folder; outlives the state
   std::string run_id, incarnation;
-  uint64_t epoch = 0, step = 0;             // of the version that is filled in first
-  int64_t chunk_elements = kChunkElements;  // no chunk has more
-  nvme::DiskHook* hook = nullptr;           // tests alone
+  uint64_t epoch = 0, step = 0;                    // of the version that is filled in first
+  int64_t chunk_elements = kChunkElements;         // no chunk has more
+  nvme::DiskHook* hook = nullptr;                  // tests alone, as other limits
+  absl::Duration stall_limit = absl::Seconds(30);  // of a disk that does not answer
 };
 
 struct JobStateOptions {
@@ -119,14 +121,17 @@ class JobState {
 
   // Keeps the version that is here now for WriteSnapshot: until it is written, whatever changes a
   // chunk first copies it into memory from a bounded pool, or waits for it to be written. Call it
-  // between an Apply and the next, and once the WriteSnapshot before has returned.
+  // between an Apply and the next, and after EndSnapshot of the one before, whose WriteSnapshot may
+  // still be about to return.
   virtual void PreserveSnapshot(const v1::SnapshotOrder& order) = 0;
-  // Writes and syncs this store's file; on the calling thread, beside everything else. `progress`
-  // is told of bytes written. The result's `problem` is empty where all went well; then `done`.
+  // Writes and syncs this store's file; on the calling thread, beside everything else, but once the
+  // WriteSnapshot before has returned. `progress` is told of bytes written. The result's `problem`
+  // is empty where all went well; then `done`.
   virtual v1::SnapshotReport WriteSnapshot(FileSystem* files,
                                            const std::function<void(uint64_t)>& progress,
                                            const std::atomic<bool>* stop) = 0;
-  // Nothing is kept any more; also while WriteSnapshot runs, which then soon fails. Thread-safe.
+  // Nothing is kept any more, and memory for it is free when this returns; also while WriteSnapshot
+  // runs, which fails once the write it is in returns. Thread-safe.
   virtual void EndSnapshot() = 0;
 
   // Of the fp32 weights of these chunks, as WeightDigest has them. On the pool too; not beside
@@ -136,6 +141,11 @@ class JobState {
   // The first error that makes the state useless and was met outside Apply: a damaged or dead disk.
   // Thread-safe.
   virtual absl::Status Health() const { return absl::OkStatus(); }
+
+  // Gives back everything, on the calling thread, though others may hold the object on; after it
+  // there are no chunks. Beside all calls but Apply, Fill, Change and Digest. False: some is held
+  // until a WriteSnapshot that is under way returns, or the object ends.
+  virtual bool Free() { return false; }
 
   // Thread-safe.
   virtual v1::StoreUsage usage() const = 0;

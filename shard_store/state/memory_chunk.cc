@@ -40,8 +40,7 @@ void MemoryChunk::RoundParameters() {
 }
 
 absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Chunk& chunk,
-                                                           const ModelTable& model, DType type,
-                                                           int nodes) {
+                                                           const ModelTable& model, DType type) {
   if (chunk.unit < 0 || static_cast<size_t>(chunk.unit) >= model.units.size() || chunk.begin < 0 ||
       chunk.begin >= chunk.end || chunk.end > model.units[static_cast<size_t>(chunk.unit)].length) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -52,7 +51,6 @@ absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Ch
   described->id = id;
   described->chunk = chunk;
   described->type = type;
-  described->node = static_cast<int>(id % static_cast<uint32_t>(std::max(nodes, 1)));
   for (const ParameterInfo& tensor : model.units[static_cast<size_t>(chunk.unit)].parameters) {
     const int64_t begin = std::max(chunk.begin, tensor.offset);
     const int64_t end = std::min(chunk.end, tensor.offset + tensor.size);

@@ -24,16 +24,16 @@ struct TensorPart {
 // What a snapshot that is being written still wants of a chunk.
 enum class SnapshotHold : uint8_t {
   kNone,
-  kPending,  // not written yet: to be copied before it changes
+  kPending,  // not all read yet: to be copied before it changes
   kCopying,  // that is being done
   kCopied,
-  kWriting,  // being read: must not change
+  kReading,  // by the writer, into a buffer of its own: must not change
 };
 
 struct MemoryChunk {
   uint32_t id = 0;
   Chunk chunk;
-  int node = 0;  // NUMA
+  int node = -1;  // NUMA; -1: any
   DType type = DType::kF32;
   std::vector<TensorPart> tensors;
 
@@ -62,8 +62,7 @@ struct MemoryChunk {
 
 // Without buffers. INVALID_ARGUMENT: the model has no such elements.
 absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Chunk& chunk,
-                                                           const ModelTable& model, DType type,
-                                                           int nodes);
+                                                           const ModelTable& model, DType type);
 // Their buffers, of bytes taken from `budget` here, all or none. RESOURCE_EXHAUSTED names `what`,
 // the bytes wanted, free and allowed.
 absl::Status AllocateChunks(const std::vector<std::shared_ptr<MemoryChunk>>& chunks,

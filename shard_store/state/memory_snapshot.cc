@@ -1,6 +1,5 @@
 // MemoryState: a version kept and written while the next steps are applied.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -19,16 +18,17 @@ constexpr size_t kMostCopies = 4;  // chunks
 
 struct MemoryState::Snapshot {
   v1::SnapshotOrder order;
-  std::vector<ChunkPtr> chunks;  // that are written, by number
-  absl::Status status;           // of the order
+  absl::Status status;  // of the order
 
-  // Guarded by the state's mutex.
+  // Guarded by the state's mutex. What is given up keeps no memory.
   bool ended = false;
+  std::vector<ChunkPtr> chunks;               // that are written, by number
   std::vector<std::shared_ptr<Buffer>> free;  // room for a copy each
   std::map<uint32_t, std::shared_ptr<Buffer>> copies;
 };
 
 void MemoryState::PreserveSnapshot(const v1::SnapshotOrder& order) {
+  EndSnapshot();
   auto snapshot = std::make_shared<Snapshot>();
   snapshot->order = order;
   std::vector<uint32_t> ids(order.chunks().begin(), order.chunks().end());
@@ -52,21 +52,25 @@ void MemoryState::PreserveSnapshot(const v1::SnapshotOrder& order) {
     if (!copy.ok()) break;
     snapshot->free.push_back(*std::move(copy));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  // A writer that was given up reads a chunk to its end, within milliseconds.
+  changed_.wait(lock, [this] { return reading_ == 0; });
   for (const ChunkPtr& chunk : snapshot->chunks)
     if (chunk->chunk.trained) chunk->hold = SnapshotHold::kPending;
   snapshot_ = std::move(snapshot);
 }
 
 bool MemoryState::LetGo(const ChunkPtr& chunk, std::function<void()> retry) {
+  std::shared_ptr<Snapshot> snapshot;
+  std::shared_ptr<Buffer> copy;
   std::unique_lock<std::mutex> lock(mutex_);
   if (chunk->hold == SnapshotHold::kNone || chunk->hold == SnapshotHold::kCopied) return true;
   if (chunk->hold != SnapshotHold::kPending || snapshot_->free.empty()) {
     aside_[chunk->id] = std::move(retry);
     return false;
   }
-  const std::shared_ptr<Snapshot> snapshot = snapshot_;
-  std::shared_ptr<Buffer> copy = std::move(snapshot->free.back());
+  snapshot = snapshot_;
+  copy = std::move(snapshot->free.back());
   snapshot->free.pop_back();
   chunk->hold = SnapshotHold::kCopying;
   lock.unlock();
@@ -105,9 +109,10 @@ void MemoryState::ResumeOnePending() {
 }
 
 void MemoryState::EndSnapshot() {
-  std::shared_ptr<Snapshot> snapshot;  // its copies go outside the lock
+  Snapshot gone;  // memory goes outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  snapshot = std::move(snapshot_);
+  const std::shared_ptr<Snapshot> snapshot = std::move(snapshot_);
+  snapshot_ = nullptr;
   if (snapshot == nullptr) return;
   snapshot->ended = true;
   for (const ChunkPtr& chunk : snapshot->chunks) {
@@ -115,16 +120,19 @@ void MemoryState::EndSnapshot() {
       chunk->hold = SnapshotHold::kNone;
     if (chunk->hold == SnapshotHold::kNone) Resume(chunk->id);
   }
+  gone.chunks.swap(snapshot->chunks);
+  gone.free.swap(snapshot->free);
+  gone.copies.swap(snapshot->copies);
   changed_.notify_all();
 }
 
-// Goes through the chunks in order, holding one at a time.
+// Goes through the chunks in order, and of each through its kinds, one of which is in a buffer of
+// the writer's own: a file that does not get on holds no chunk and no copy.
 class MemoryState::SnapshotWriter {
  public:
   SnapshotWriter(MemoryState* state, std::shared_ptr<Snapshot> snapshot,
                  const std::function<void(uint64_t)>& progress, const std::atomic<bool>* stop)
       : state_(*state), snapshot_(std::move(snapshot)), progress_(progress), stop_(stop) {}
-  ~SnapshotWriter() { Release(); }
 
   absl::StatusOr<CheckpointFile> Write(FileSystem* files) {
     ZS_RETURN_IF_ERROR(snapshot_->status);
@@ -135,23 +143,37 @@ class MemoryState::SnapshotWriter {
                        static_cast<int>(snapshot_->order.count()), pieces_,
                        [this](size_t piece) { return Values(piece); }));
     // Those without a piece are part of the digests too.
-    while (next_ < snapshot_->chunks.size()) ZS_RETURN_IF_ERROR(Advance());
+    while (next_ < sections_.size()) ZS_RETURN_IF_ERROR(Advance());
     return file;
   }
   const WeightDigest& digest(int kind) const { return digests_[kind]; }
 
  private:
-  struct Place {
+  struct Section {
     size_t chunk = 0;  // index
+    StateKind kind = StateKind::kMaster;
+    Chunk where;
+    bool last = false;  // of its chunk
+  };
+  struct Place {
+    size_t section = 0;  // index
     int64_t begin = 0;
   };
 
   void MakePieces() {
-    for (size_t i = 0; i < snapshot_->chunks.size(); ++i) {
-      const MemoryChunk& chunk = *snapshot_->chunks[i];
+    std::vector<ChunkPtr> chunks;
+    {
+      std::lock_guard<std::mutex> lock(state_.mutex_);
+      chunks = snapshot_->chunks;
+    }
+    int64_t largest = 0;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const MemoryChunk& chunk = *chunks[i];
+      largest = std::max(largest, chunk.size());
       for (int k = 0; k < kStateKinds; ++k) {
         const auto kind = static_cast<StateKind>(k);
         if (!chunk.Has(kind)) continue;
+        sections_.push_back({i, kind, chunk.chunk, false});
         for (const TensorPart& part : chunk.tensors) {
           if (kind != StateKind::kMaster && !part.tensor->trainable) continue;
           pieces_.push_back({.kind = kind,
@@ -159,94 +181,87 @@ class MemoryState::SnapshotWriter {
                              .shape = part.tensor->shape,
                              .begin = part.in_tensor,
                              .end = part.in_tensor + (part.end - part.begin)});
-          places_.push_back({i, part.begin});
+          places_.push_back({sections_.size() - 1, part.begin});
         }
       }
+      sections_.back().last = true;
     }
+    values_.resize(static_cast<size_t>(largest));
   }
 
   absl::StatusOr<const float*> Values(size_t piece) {
     if (stop_ != nullptr && *stop_) return absl::CancelledError("the snapshot was given up");
-    while (next_ <= places_[piece].chunk) ZS_RETURN_IF_ERROR(Advance());
+    while (next_ <= places_[piece].section) ZS_RETURN_IF_ERROR(Advance());
     if (progress_) {
       progress_(static_cast<uint64_t>(pieces_[piece].end - pieces_[piece].begin) * sizeof(float));
     }
-    return values_[static_cast<int>(pieces_[piece].kind)] + places_[piece].begin;
+    return values_.data() + places_[piece].begin;
   }
 
-  // Lets the chunk go and takes the next.
+  // Reads the next section; a chunk of which all were read may change.
   absl::Status Advance() {
-    Release();
-    const ChunkPtr& chunk = snapshot_->chunks[next_];
-    if (chunk->chunk.trained) {
-      ZS_RETURN_IF_ERROR(Hold(chunk));
-    } else if (chunk->Rounded()) {
-      rounded_.resize(static_cast<size_t>(chunk->size()));
-      chunk->Read(StateKind::kMaster, 0, absl::MakeSpan(rounded_));
-      values_[0] = rounded_.data();
-    } else {
-      values_[0] = chunk->Kind(StateKind::kMaster);
-    }
+    const Section& section = sections_[next_];
+    const auto values = absl::MakeSpan(values_).first(static_cast<size_t>(section.where.size()));
+    ZS_RETURN_IF_ERROR(Read(section, values));
     ++next_;
-    for (int kind = 0; kind < kStateKinds; ++kind) {
-      if (values_[kind] == nullptr) continue;
-      digests_[kind].Add(static_cast<uint64_t>(chunk->chunk.unit),
-                         static_cast<uint64_t>(chunk->chunk.begin),
-                         absl::MakeConstSpan(values_[kind], static_cast<size_t>(chunk->size())));
-    }
+    digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(section.where.unit),
+                                                 static_cast<uint64_t>(section.where.begin),
+                                                 values);
     return absl::OkStatus();
   }
 
-  absl::Status Hold(const ChunkPtr& chunk) {
+  absl::Status Read(const Section& section, absl::Span<float> values) {
+    ChunkPtr chunk;  // these two go outside the lock
+    std::shared_ptr<Buffer> copy;
     std::unique_lock<std::mutex> lock(state_.mutex_);
     // A copy takes milliseconds.
-    state_.changed_.wait(lock, [&] { return chunk->hold != SnapshotHold::kCopying; });
+    state_.changed_.wait(lock, [&] {
+      return snapshot_->ended || snapshot_->chunks[section.chunk]->hold != SnapshotHold::kCopying;
+    });
     if (snapshot_->ended) return absl::CancelledError("the snapshot was given up");
-    held_ = chunk;
-    if (chunk->hold == SnapshotHold::kCopied) {
-      copy_ = std::move(snapshot_->copies[chunk->id]);
+    chunk = snapshot_->chunks[section.chunk];
+    const auto copied = snapshot_->copies.find(chunk->id);
+    if (copied != snapshot_->copies.end()) copy = copied->second;
+    const bool reads = copy == nullptr && chunk->chunk.trained;
+    if (reads) {
+      chunk->hold = SnapshotHold::kReading;
+      ++state_.reading_;
+    }
+    lock.unlock();
+    if (copy != nullptr) {
+      const float* at = copy->as<float>();
+      for (int kind = 0; kind < static_cast<int>(section.kind); ++kind)
+        if (chunk->Kind(static_cast<StateKind>(kind)) != nullptr) at += chunk->size();
+      std::memcpy(values.data(), at, values.size() * sizeof(float));
+    } else {
+      chunk->Read(section.kind, 0, values);
+    }
+    lock.lock();
+    if (reads) {
+      --state_.reading_;
+      const bool done = section.last || snapshot_->ended;
+      chunk->hold = done ? SnapshotHold::kNone : SnapshotHold::kPending;
+      if (done || !snapshot_->free.empty()) state_.Resume(chunk->id);
+      state_.changed_.notify_all();
+    } else if (copy != nullptr && section.last && !snapshot_->ended) {
       snapshot_->copies.erase(chunk->id);
       chunk->hold = SnapshotHold::kNone;
-      const float* at = copy_->as<float>();
-      for (int kind = 0; kind < kStateKinds; ++kind) {
-        if (chunk->Kind(static_cast<StateKind>(kind)) == nullptr) continue;
-        values_[kind] = at;
-        at += chunk->size();
-      }
-      return absl::OkStatus();
+      snapshot_->free.push_back(std::move(copy));
+      state_.ResumeOnePending();
     }
-    chunk->hold = SnapshotHold::kWriting;
-    for (int kind = 0; kind < kStateKinds; ++kind)
-      values_[kind] = chunk->Kind(static_cast<StateKind>(kind));
+    lock.unlock();
     return absl::OkStatus();
-  }
-
-  void Release() {
-    std::fill(std::begin(values_), std::end(values_), nullptr);
-    if (held_ == nullptr) return;
-    std::lock_guard<std::mutex> lock(state_.mutex_);
-    if (copy_ != nullptr) {
-      snapshot_->free.push_back(std::move(copy_));
-      copy_ = nullptr;
-      if (!snapshot_->ended) state_.ResumeOnePending();
-    } else {
-      held_->hold = SnapshotHold::kNone;
-      state_.Resume(held_->id);
-    }
-    held_ = nullptr;
   }
 
   MemoryState& state_;
   const std::shared_ptr<Snapshot> snapshot_;
   const std::function<void(uint64_t)>& progress_;
   const std::atomic<bool>* const stop_;
+  std::vector<Section> sections_;
   std::vector<StatePiece> pieces_;
   std::vector<Place> places_;
-  size_t next_ = 0;  // chunks before it were taken
-  ChunkPtr held_;    // a trained one that is being read
-  std::shared_ptr<Buffer> copy_;
-  std::vector<float> rounded_;
-  const float* values_[kStateKinds] = {};
+  size_t next_ = 0;  // sections before it were read
+  std::vector<float> values_;
   WeightDigest digests_[kStateKinds];
 };
 

@@ -36,6 +36,16 @@ MemoryState::~MemoryState() {
   changed_.wait(lock, [this] { return applies_ == 0; });
 }
 
+bool MemoryState::Free() {
+  EndSnapshot();
+  std::map<uint32_t, ChunkPtr> chunks;
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return applies_ == 0; });
+  chunks.swap(chunks_);
+  lock.unlock();
+  return true;
+}
+
 absl::Status MemoryState::Change(const std::map<uint32_t, Chunk>& chunks,
                                  absl::Span<const uint32_t> keep) {
   std::map<uint32_t, ChunkPtr> kept;
@@ -51,20 +61,41 @@ absl::Status MemoryState::Change(const std::map<uint32_t, Chunk>& chunks,
   std::vector<ChunkPtr> made;
   for (const auto& [id, chunk] : chunks) {
     if (Find(id).ok()) continue;
-    ZS_ASSIGN_OR_RETURN(ChunkPtr described,
-                        DescribeChunk(id, chunk, *model_, type_, pool_->nodes()));
+    ZS_ASSIGN_OR_RETURN(ChunkPtr described, DescribeChunk(id, chunk, *model_, type_));
     made.push_back(std::move(described));
   }
-  ZS_RETURN_IF_ERROR(Allocate(made));
+  PlaceOnNodes(made);
+  ZS_RETURN_IF_ERROR(AllocateChunks(
+      made, momentum_only_,
+      absl::StrCat("the state of ", made.size(), " chunks of job ", spec_.name()), budget_));
+  {
+    // From here on they are held, and counted.
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const ChunkPtr& chunk : made) chunks_[chunk->id] = chunk;
+  }
+  const absl::Status touched = Touch(made);
+  if (touched.ok()) return touched;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (ChunkPtr& chunk : made) chunks_[chunk->id] = std::move(chunk);
-  return absl::OkStatus();
+  for (const ChunkPtr& chunk : made) chunks_.erase(chunk->id);
+  return touched;
 }
 
-absl::Status MemoryState::Allocate(const std::vector<ChunkPtr>& chunks) {
-  ZS_RETURN_IF_ERROR(AllocateChunks(
-      chunks, momentum_only_,
-      absl::StrCat("the state of ", chunks.size(), " chunks of job ", spec_.name()), budget_));
+void MemoryState::PlaceOnNodes(const std::vector<ChunkPtr>& chunks) const {
+  const auto bytes_of = [this](const MemoryChunk& chunk) {
+    return zeroshard::BytesOf(chunk.chunk, type_, momentum_only_).Total();
+  };
+  std::vector<uint64_t> held(static_cast<size_t>(pool_->nodes())), bytes;
+  for (const ChunkPtr& chunk : chunks) bytes.push_back(bytes_of(*chunk));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, chunk] : chunks_)
+      held[static_cast<size_t>(chunk->node)] += bytes_of(*chunk);
+  }
+  const std::vector<int> nodes = SpreadOverNodes(bytes, pool_->threads_of_nodes(), held);
+  for (size_t i = 0; i < chunks.size(); ++i) chunks[i]->node = nodes[i];
+}
+
+absl::Status MemoryState::Touch(const std::vector<ChunkPtr>& chunks) const {
   return ForEachChunk(pool_, chunks, [](MemoryChunk* chunk) {
     for (const auto& buffer :
          {chunk->master, chunk->exp_avg, chunk->exp_avg_sq, chunk->parameters, chunk->staging})

@@ -3,7 +3,8 @@
 // One mutex guards the table of chunks, which buffer of a chunk is published, and what a snapshot
 // still wants; values are read and written outside it. Nothing in the pool ever waits: an update
 // that has to (a snapshot wants its chunk and there is no room for a copy) is put aside and added
-// to the pool again by whoever makes that possible.
+// to the pool again by whoever makes that possible. The mutex is held for the table alone: memory
+// of chunks and copies is given back outside it.
 #pragma once
 
 #include <atomic>
@@ -52,6 +53,7 @@ class MemoryState : public JobState {
   void EndSnapshot() override;
   absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const override;
   v1::StoreUsage usage() const override;
+  bool Free() override;
 
  private:
   using ChunkPtr = std::shared_ptr<MemoryChunk>;
@@ -68,7 +70,8 @@ class MemoryState : public JobState {
   absl::StatusOr<std::vector<ChunkPtr>> FindAll(absl::Span<const uint32_t> chunks) const;
   absl::Status FillChunk(const Sources& sources, const std::atomic<bool>* stop,
                          MemoryChunk* chunk) const;
-  absl::Status Allocate(const std::vector<ChunkPtr>& chunks);
+  void PlaceOnNodes(const std::vector<ChunkPtr>& chunks) const;
+  absl::Status Touch(const std::vector<ChunkPtr>& chunks) const;
 
   // --- memory_apply.cc ---
   void BeginChunk(const std::shared_ptr<ChunkUpdate>& update);
@@ -98,6 +101,7 @@ class MemoryState : public JobState {
   std::condition_variable changed_;
   std::map<uint32_t, ChunkPtr> chunks_;
   int applies_ = 0;  // under way
+  int reading_ = 0;  // chunks, by writers of snapshots
   std::shared_ptr<Snapshot> snapshot_;
   std::map<uint32_t, std::function<void()>> aside_;  // by chunk: updates that wait for a snapshot
   Retries retries_{pool_};                           // updates that wait for memory

@@ -125,8 +125,11 @@ class NvmeState::SnapshotWriter {
     const uint64_t version = chunk.trained ? nvme::ChunkFile::kPreserved : view.version;
     ZS_RETURN_IF_ERROR(state_.ReadKind(view, section.kind, version, 0, values));
     ++next_;
-    if (next_ == sections_.size() || sections_[next_].chunk != section.chunk)
-      snapshot_->disk->file->Release(view.chunk.about->id);
+    if (next_ == sections_.size() || sections_[next_].chunk != section.chunk) {
+      // Of one that was given up meanwhile, nothing that the next keeps.
+      std::lock_guard<std::mutex> lock(state_.mutex_);
+      if (state_.snapshot_ == snapshot_) snapshot_->disk->file->Release(view.chunk.about->id);
+    }
     digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(chunk.unit),
                                                  static_cast<uint64_t>(chunk.begin), values);
     return absl::OkStatus();

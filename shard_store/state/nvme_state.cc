@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<NvmeState>> NvmeState::Make(const JobStateOptions
   ZS_ASSIGN_OR_RETURN(state->others_, nvme::BufferPool::Create(state->arena_, kNvmeOtherBuffers));
   nvme::AsyncIoOptions io;
   io.hook = options.nvme.hook;
+  io.stall_limit = options.nvme.stall_limit;
   ZS_ASSIGN_OR_RETURN(state->io_, nvme::AsyncIo::Create(io, state->arena_));
   ZS_ASSIGN_OR_RETURN(state->moving_, state->MakeSection());
   ZS_ASSIGN_OR_RETURN(state->written_, state->MakeSection());
@@ -124,7 +125,7 @@ absl::Status NvmeState::Change(const std::map<uint32_t, Chunk>& chunks,
   Chunks wanted, kept;
   for (const auto& [id, chunk] : chunks) {
     ZS_ASSIGN_OR_RETURN(const std::shared_ptr<MemoryChunk> about,
-                        DescribeChunk(id, chunk, *options_.model, type_, options_.pool->nodes()));
+                        DescribeChunk(id, chunk, *options_.model, type_));
     if (chunk.size() > options_.nvme.chunk_elements) {
       return absl::InvalidArgumentError(absl::StrCat("chunk ", id, " of ", chunk.size(),
                                                      " elements; wanted at most ",

@@ -19,14 +19,14 @@ struct StoreHost::Impl {
     const auto found = jobs.find(run_id);
     return found == jobs.end() ? nullptr : found->second;
   }
-  // Takes out the jobs whose threads have ended, and of which others may still hold streams.
+  // Takes out the jobs that are over, of which others may still hold streams.
   void Reap() {
     std::vector<std::shared_ptr<HostJob>> over;
     {
       std::lock_guard<std::mutex> lock(mutex);
       std::erase_if(jobs, [&](const auto& entry) {
-        if (!entry.second->finished()) return false;
-        over.push_back(entry.second);
+        if (!entry.second->over()) return false;
+        ended.push_back(entry.second);
         return true;
       });
       std::erase_if(ended, [&](const std::shared_ptr<HostJob>& job) {
@@ -47,8 +47,30 @@ struct StoreHost::Impl {
   HostContext context;
   mutable std::mutex mutex;
   std::map<std::string, std::shared_ptr<HostJob>> jobs;  // by run
-  std::vector<std::shared_ptr<HostJob>> ended;           // by Clear, their threads on their way
+  std::vector<std::shared_ptr<HostJob>> ended;           // their threads are on their way
 };
+
+namespace {
+
+// Of a job that cannot be begun: as it would be told of one whose state cannot be loaded.
+v1::StoreReport NothingHere(const v1::StoreDirective& directive, const absl::Status& status) {
+  v1::StoreReport report;
+  report.set_term(directive.term());
+  report.set_run_id(directive.run_id());
+  report.set_generation(directive.generation());
+  if (directive.drop()) {
+    report.set_dropped(true);
+    return report;
+  }
+  report.set_map_version(directive.map_version());
+  report.mutable_version()->set_epoch(directive.epoch());
+  report.set_phase(v1::STORE_PHASE_FAILED);
+  report.set_problem(std::string(status.message()));
+  report.set_error_code(absl::StatusCodeToString(status.code()));
+  return report;
+}
+
+}  // namespace
 
 StoreHost::StoreHost(StoreHostOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
   const std::string& folder = impl_->context.options.nvme_dir;
@@ -66,16 +88,22 @@ StoreHost::~StoreHost() {
 void StoreHost::OnDirective(const v1::StoreDirective& directive) {
   impl_->Reap();
   std::shared_ptr<HostJob> job;
+  absl::Status started;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     std::shared_ptr<HostJob>& place = impl_->jobs[directive.run_id()];
     if (place == nullptr) {
       place = std::make_shared<HostJob>(directive.run_id(), &impl_->context);
-      place->Start();
+      started = place->Start();
     }
     job = place;
+    if (!started.ok()) impl_->jobs.erase(directive.run_id());
   }
-  job->OnDirective(directive);
+  if (started.ok()) {
+    job->OnDirective(directive);
+  } else if (impl_->context.options.on_report) {
+    impl_->context.options.on_report(NothingHere(directive, started));
+  }
 }
 
 std::vector<v1::StoreReport> StoreHost::Reports() const {
@@ -100,10 +128,12 @@ absl::StatusOr<std::shared_ptr<StoreHost::Stream>> StoreHost::Open(
     const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
   const std::shared_ptr<HostJob> job = impl_->Find(hello.run_id());
   if (job != nullptr) return job->Open(hello, std::move(on_end));
-  // Ranks are sent to stores that have opened their generation: this process is younger than that.
-  return absl::UnavailableError(absl::StrCat("run ", hello.run_id(),
-                                             " has no state on this store, which was started anew "
-                                             "or has dropped it"));
+  // Ranks are sent to stores that have opened their generation, and stores to those that hold what
+  // they lack: this process is younger than that.
+  const std::string text =
+      absl::StrCat("run ", hello.run_id(),
+                   " has no state on this store, which was started anew or has dropped it");
+  return hello.store() ? absl::NotFoundError(text) : absl::UnavailableError(text);
 }
 
 absl::Status StoreHost::Push(Stream* stream, const bulk::Header& header,
@@ -144,12 +174,20 @@ v1::StoreUsage StoreHost::usage() const {
 }
 
 StoreHost::Traffic StoreHost::traffic() const {
-  return {impl_->context.pushed, impl_->context.pulled};
+  return {impl_->context.pushed, impl_->context.pulled, impl_->context.copied};
+}
+
+StoreHost::Memory StoreHost::memory() const {
+  return {impl_->context.budget.used(), impl_->context.held};
+}
+
+StoreHost::Memory StoreHost::disk() const {
+  return {impl_->context.disk.used(), impl_->context.disk_held};
 }
 
 size_t StoreHost::jobs() const {
   size_t count = 0;
-  for (const auto& job : impl_->All()) count += job->finished() ? 0 : 1;
+  for (const auto& job : impl_->All()) count += job->over() ? 0 : 1;
   return count;
 }
 

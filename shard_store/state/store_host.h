@@ -13,6 +13,7 @@
 #include "common/bulk/frame.h"
 #include "common/checkpoint/file_system.h"
 #include "shard_store/core/job_control.h"
+#include "shard_store/state/caught.h"
 #include "shard_store/state/job_state.h"
 #include "shard_store/state/memory_budget.h"
 #include "shard_store/state/task_pool.h"
@@ -20,17 +21,19 @@
 
 namespace zeroshard::store {
 
-// Reads chunks of a job that another store holds. Made by the service, over Bulk streams. One
-// thread at a time.
+// Reads chunks of a job that another store holds. Made by the service, over Bulk streams, without
+// waiting for the other store.
 class PeerReader {
  public:
   virtual ~PeerReader() = default;
   // fp32 elements [begin, begin + values.size()) of a chunk at `version`, at most kMaxPayload
   // bytes. The implementation gives up after a time of its own; what UNAVAILABLE, ABORTED,
   // FAILED_PRECONDITION and DEADLINE_EXCEEDED say may pass, and is tried again on a new reader
-  // until nothing has come for timeouts.start_seconds.
+  // until nothing has come for PeerTimeout. One thread at a time.
   virtual absl::Status Read(const v1::StateVersion& version, uint32_t chunk, StateKind kind,
                             int64_t begin, absl::Span<float> values) = 0;
+  // From any thread: a Read that waits, and each one after it, soon ends with CANCELLED.
+  virtual void Cancel() = 0;
 };
 
 struct StoreHostOptions {
@@ -46,6 +49,7 @@ struct StoreHostOptions {
                                                             const v1::BulkHello& hello)>
       connect_peer;
   int64_t chunk_elements = kChunkElements;  // others: tests alone
+  ThreadStarter start_thread;               // of a job's own threads; others: tests alone
 };
 
 class HostJob;
@@ -66,8 +70,10 @@ class StoreHost {
 
   // --- bulk. A stream of a rank, or of a store that copies. ---
   class Stream;  // shared: it stays valid after its generation ended, and answers errors
-  // UNAVAILABLE: the generation is not open here yet, or there is no such job; FAILED_PRECONDITION:
-  // it is over. `on_end` is called at most once, from any thread, when the store ends the stream.
+  // UNAVAILABLE: the generation is not open here yet, or a rank asks for a job that is not here;
+  // NOT_FOUND: a store does, which is never told to copy from one that has yet to hear of the job;
+  // FAILED_PRECONDITION: it is over. `on_end` is called at most once, from any thread, when the
+  // store ends the stream.
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
   // Checks, stages and counts one kPush frame, whose payload is `parts`; never waits. OK: it is
@@ -97,8 +103,15 @@ class StoreHost {
   v1::StoreUsage usage() const;  // of all jobs
   struct Traffic {
     uint64_t pushed = 0, pulled = 0;  // bytes of payload
+    uint64_t copied = 0;              // to other stores
   };
   Traffic traffic() const;
+  struct Memory {
+    uint64_t used = 0;  // of the limit: state, copies for snapshots, what is still being sent
+    uint64_t held = 0;  // of that, the state of jobs: the rest comes free by itself
+  };
+  Memory memory() const;  // in the host's memory
+  Memory disk() const;    // in the NVMe folder
   size_t jobs() const;
   // Seconds that each update took since the last call; the newest thousand.
   std::vector<double> TakeUpdateSeconds();

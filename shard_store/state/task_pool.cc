@@ -2,63 +2,20 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <system_error>
 #include <utility>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_split.h"
-
 namespace zeroshard::store {
-namespace {
 
-// "0-3,8-11", as Linux lists the processors of a node; those that this process may use.
-std::vector<int> ParseCpus(const std::string& text, const cpu_set_t& allowed) {
-  std::vector<int> cpus;
-  for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-    const std::vector<absl::string_view> ends = absl::StrSplit(part, '-');
-    int first = 0, last = 0;
-    if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last)) continue;
-    for (int cpu = std::max(first, 0); cpu <= last && cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(static_cast<size_t>(cpu), &allowed)) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
-// The processors of each NUMA node that has any for this process; empty where nothing is known.
-std::vector<std::vector<int>> NumaNodes() {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return {};
-  std::vector<std::vector<int>> nodes;
-  std::error_code error;
-  for (int node = 0;; ++node) {
-    const std::string folder = "/sys/devices/system/node/node" + std::to_string(node);
-    if (!std::filesystem::exists(folder, error)) break;
-    std::ifstream file(folder + "/cpulist");
-    std::string text;
-    std::getline(file, text);
-    if (std::vector<int> cpus = ParseCpus(text, allowed); !cpus.empty()) nodes.push_back(cpus);
-  }
-  return nodes;
-}
-
-}  // namespace
-
-TaskPool::TaskPool(int threads) {
-  threads = std::max(threads, 1);
-  std::vector<std::vector<int>> nodes = NumaNodes();
-  // A node without a thread would never run its tasks.
-  if (nodes.size() < 2 || static_cast<int>(nodes.size()) > threads) nodes.assign(1, {});
-  nodes_ = static_cast<int>(nodes.size());
-  queues_.resize(nodes.size() + 1);
-  for (int i = 0; i < threads; ++i) {
-    const int node = i % nodes_;
-    threads_.emplace_back(
-        [this, node, cpus = nodes[static_cast<size_t>(node)]] { Main(node, cpus); });
+TaskPool::TaskPool(int threads, NumaLayout layout)
+    : layout_(std::move(layout)),
+      threads_of_nodes_(ThreadsOfNodes(layout_, threads)),
+      queues_(threads_of_nodes_.size() + 1) {
+  for (size_t node = 0; node < threads_of_nodes_.size(); ++node) {
+    for (int i = 0; i < threads_of_nodes_[node]; ++i)
+      threads_.emplace_back([this, node] { Main(static_cast<int>(node)); });
   }
 }
 
@@ -72,12 +29,12 @@ TaskPool::~TaskPool() {
 }
 
 void TaskPool::Add(std::function<void()> task, int node) {
-  const bool any = node < 0 || node >= nodes_;
+  const bool any = node < 0 || node >= nodes();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    queues_[static_cast<size_t>(any ? nodes_ : node)].push_back({added_++, std::move(task)});
+    queues_[static_cast<size_t>(any ? nodes() : node)].push_back({added_++, std::move(task)});
   }
-  if (nodes_ == 1) {
+  if (nodes() == 1) {
     changed_.notify_one();
   } else {
     changed_.notify_all();  // one would wake a thread of another node
@@ -95,14 +52,19 @@ bool TaskPool::Next(int node, std::function<void()>* task) {
   return true;
 }
 
-void TaskPool::Main(int node, const std::vector<int>& cpus) {
-  if (!cpus.empty()) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
-    // Only speed depends on it.
-    (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-  }
+void TaskPool::Bind(int node) const {
+  if (nodes() < 2 || node < 0 || node >= nodes()) return;
+  const std::vector<int>& cpus = layout_.cpus[static_cast<size_t>(node)];
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
+  // Only speed depends on it.
+  (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+void TaskPool::Main(int node) {
+  Bind(node);
   std::function<void()> task;
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
@@ -117,6 +79,12 @@ void TaskPool::Main(int node, const std::vector<int>& cpus) {
       changed_.wait(lock);
     }
   }
+}
+
+void GiveWay() {
+  constexpr int kNice = 10;
+  // Of this thread alone, on Linux.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 
 }  // namespace zeroshard::store

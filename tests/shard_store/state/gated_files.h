@@ -7,7 +7,10 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "common/checkpoint/file_system.h"
 
@@ -15,11 +18,13 @@ namespace zeroshard::store {
 
 class GatedFiles : public FileSystem {
  public:
-  // Whoever appends from now on waits for Open.
-  void Close() {
+  // Whoever appends from now on waits for Open; of what comes after a file's header, once these
+  // many bytes have passed.
+  void Close(std::optional<uint64_t> data = std::nullopt) {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
     waiting_ = false;
+    data_ = data;
   }
   void Open() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -31,12 +36,21 @@ class GatedFiles : public FileSystem {
     EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [this] { return waiting_; }))
         << "nobody writes";
   }
+  // Create throws this from now on; empty: no more.
+  void Throw(const std::string& what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    thrown_ = what;
+  }
   void Fail(const std::string& problem) {
     std::lock_guard<std::mutex> lock(mutex_);
     problem_ = problem;
   }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!thrown_.empty()) throw std::runtime_error(thrown_);
+    }
     auto file = Real().Create(path);
     if (!file.ok()) return file.status();
     return std::make_unique<File>(this, *std::move(file));
@@ -56,6 +70,12 @@ class GatedFiles : public FileSystem {
     absl::Status Append(const void* data, size_t bytes) override {
       std::unique_lock<std::mutex> lock(owner_.mutex_);
       if (!owner_.problem_.empty()) return absl::ResourceExhaustedError(owner_.problem_);
+      const bool header = std::exchange(at_header_, false);
+      if (owner_.closed_ && owner_.data_ && (header || *owner_.data_ >= bytes)) {
+        if (!header) *owner_.data_ -= bytes;
+        lock.unlock();
+        return file_->Append(data, bytes);
+      }
       owner_.waiting_ = owner_.closed_;
       owner_.changed_.notify_all();
       owner_.changed_.wait(lock, [this] { return !owner_.closed_; });
@@ -67,12 +87,14 @@ class GatedFiles : public FileSystem {
    private:
     GatedFiles& owner_;
     const std::unique_ptr<WritableFile> file_;
+    bool at_header_ = true;
   };
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false, waiting_ = false;
-  std::string problem_;
+  std::optional<uint64_t> data_;
+  std::string problem_, thrown_;
 };
 
 }  // namespace zeroshard::store

@@ -22,6 +22,7 @@
 
 namespace zeroshard::store {
 
+inline constexpr uint64_t kPlenty = uint64_t{1} << 30;  // bytes
 constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kEps = 1e-8f, kDecay = 0.1f;
 
 struct JobShape {
