@@ -60,6 +60,30 @@ std::vector<MetricFamily> StoreMetrics::Collect() const {
   Add(&limit, number(now.memory_limit));
   families.push_back(std::move(limit));
 
+  MetricFamily used = Family("zeroshard_store_memory_used_bytes",
+                             "Bytes taken of the limit: training state, buffers of state on disks, "
+                             "copies for snapshots, parameters of earlier steps still being sent.",
+                             MetricType::Gauge);
+  Add(&used, number(now.memory_used));
+  families.push_back(std::move(used));
+
+  MetricFamily nvme =
+      Family("zeroshard_store_nvme_bytes", "Bytes of files of training state in the NVMe folder.",
+             MetricType::Gauge);
+  Add(&nvme, number(now.usage.nvme_bytes()));
+  families.push_back(std::move(nvme));
+
+  MetricFamily nvme_limit = Family(
+      "zeroshard_store_nvme_limit_bytes",
+      "Bytes that this store may write to its NVMe folder; 0 without one.", MetricType::Gauge);
+  Add(&nvme_limit, number(now.nvme_limit));
+  families.push_back(std::move(nvme_limit));
+
+  MetricFamily chunks =
+      Family("zeroshard_store_chunks", "Chunks that this store holds.", MetricType::Gauge);
+  Add(&chunks, number(now.usage.chunks()));
+  families.push_back(std::move(chunks));
+
   MetricFamily jobs =
       Family("zeroshard_store_jobs", "Jobs whose state this store holds.", MetricType::Gauge);
   Add(&jobs, number(now.jobs));
@@ -67,10 +91,12 @@ std::vector<MetricFamily> StoreMetrics::Collect() const {
 
   MetricFamily traffic =
       Family("zeroshard_store_traffic_bytes_total",
-             "Bytes of gradients taken in (push) and of parameters given out (pull).",
+             "Bytes of gradients taken in (push), of parameters given out (pull), and of state "
+             "given to other stores (copy).",
              MetricType::Counter);
   Add(&traffic, number(now.pushed), {{"direction", "push"}});
   Add(&traffic, number(now.pulled), {{"direction", "pull"}});
+  Add(&traffic, number(now.copied), {{"direction", "copy"}});
   families.push_back(std::move(traffic));
 
   for (const double seconds : now.update_seconds) updates_.Observe(seconds);

@@ -15,9 +15,11 @@ namespace zeroshard::store {
 
 // How a store is now.
 struct StoreReadings {
-  v1::StoreUsage usage;             // of all jobs
-  uint64_t pushed = 0, pulled = 0;  // bytes of payload so far
-  uint64_t memory_limit = 0;
+  v1::StoreUsage usage;  // of all jobs
+  // Bytes of payload so far: from and to workers, to other stores.
+  uint64_t pushed = 0, pulled = 0, copied = 0;
+  uint64_t memory_limit = 0, memory_used = 0;
+  uint64_t nvme_limit = 0;
   uint64_t jobs = 0;
   std::vector<double> update_seconds;  // of each update since the last reading
 };

@@ -25,12 +25,14 @@ TEST(StoreMetricsTest, EverySeriesIsThereFromTheStart) {
     EXPECT_THAT(text,
                 HasSubstr(absl::StrCat("zeroshard_store_memory_bytes{kind=\"", kind, "\"} 0\n")));
   }
-  for (const char* direction : {"push", "pull"}) {
+  for (const char* direction : {"push", "pull", "copy"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("zeroshard_store_traffic_bytes_total{direction=\"",
                                              direction, "\"} 0\n")));
   }
-  EXPECT_THAT(text, HasSubstr("zeroshard_store_jobs 0\n"));
-  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_limit_bytes 0\n"));
+  for (const char* name : {"jobs", "chunks", "memory_limit_bytes", "memory_used_bytes",
+                           "nvme_bytes", "nvme_limit_bytes"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("zeroshard_store_", name, " 0\n")));
+  }
   EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 0\n"));
 }
 
@@ -41,9 +43,14 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   now.usage.set_exp_avg_sq_bytes(6);
   now.usage.set_parameter_bytes(7);
   now.usage.set_staging_bytes(8);
+  now.usage.set_nvme_bytes(9);
+  now.usage.set_chunks(3);
   now.pushed = 100;
   now.pulled = 200;
+  now.copied = 300;
   now.memory_limit = 1000;
+  now.memory_used = 31;
+  now.nvme_limit = 2000;
   now.jobs = 2;
   now.update_seconds = {0.5, 0.25};
   const StoreMetrics metrics([&] { return now; });
@@ -58,6 +65,11 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"pull\"} 200\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_limit_bytes 1000\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_jobs 2\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"copy\"} 300\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_used_bytes 31\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_bytes 9\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_limit_bytes 2000\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_chunks 3\n"));
 }
 
 TEST(StoreMetricsTest, PromtoolFindsNothingToSay) {
