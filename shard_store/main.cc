@@ -51,13 +51,16 @@ absl::StatusOr<uint64_t> NvmeBytes(const std::string& folder, uint64_t limit) {
   return limit == 0 ? free : std::min(limit, free);
 }
 
-store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit) {
+store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit, uint64_t nvme_limit) {
   store::StoreReadings readings;
   readings.usage = host->usage();
   const store::StoreHost::Traffic traffic = host->traffic();
   readings.pushed = traffic.pushed;
   readings.pulled = traffic.pulled;
+  readings.copied = traffic.copied;
   readings.memory_limit = memory_limit;
+  readings.memory_used = host->memory().used;
+  readings.nvme_limit = nvme_limit;
   readings.jobs = host->jobs();
   readings.update_seconds = host->TakeUpdateSeconds();
   return readings;
@@ -137,7 +140,7 @@ int main(int argc, char** argv) {
   auto daemon = MemberDaemon::Start(options);
   if (!daemon.ok()) return ReportFailure(options.program, daemon.status());
   const auto metrics = std::make_shared<store::StoreMetrics>(
-      [&host, memory_limit] { return Read(&host, memory_limit); });
+      [&host, memory_limit, nvme_bytes] { return Read(&host, memory_limit, nvme_bytes); });
   (*daemon)->metrics().AddCollectable(metrics);
 
   MemberSessionOptions session_options;
