@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "common/exit_codes.h"
 #include "common/log.h"
@@ -35,11 +36,19 @@ void AddWorkerOptions(CLI::App* app, WorkerOptions* options) {
          "worker is told to leave (SIGTERM, SIGINT). 0: it is stopped at once.")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
+  app->add_flag("!--no-shared-memory", options->shared_memory,
+                "Exchange gradients and parameters with shard stores of this host over their "
+                "sockets too, instead of through /dev/shm. Slower; to find faults.");
 }
 
 int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   absl::StatusOr<WorkerBackend> backend = MakeBackend(options.device, options.threads);
   if (!backend.ok()) return ReportFailure(options.member.program, backend.status());
+  backend->open_store = [open = backend->open_store,
+                         shared = options.shared_memory](StoreClientOptions store) {
+    store.shared_memory = shared;
+    return open(std::move(store));
+  };
   auto daemon = MemberDaemon::Start(options.member);
   if (!daemon.ok()) return ReportFailure(options.member.program, daemon.status());
   auto metrics = std::make_shared<WorkerMetrics>();

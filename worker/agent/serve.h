@@ -14,6 +14,7 @@ struct WorkerOptions {
   std::string device = "cpu";
   int threads = 1;
   double shutdown_grace_seconds = 30;
+  bool shared_memory = true;  // with stores of this host
 };
 
 // Every option of the daemon, into `options`, which outlives `app`. By default a worker computes

@@ -73,9 +73,10 @@ std::shared_ptr<bulk::ClientStream> StoreLink::Connect(bool pull) {
     if (const auto link = weak.lock(); link != nullptr) link->OnEnd(pull, status);
   };
   if (!pull) {
-    handler.on_sent = [weak](const Header&) {
+    handler.on_sent = [weak](const Header& header) {
       const auto link = weak.lock();
       if (link == nullptr) return;
+      if (header.slot != 0) link->options_.counters->pushed_shared += header.bytes;
       std::lock_guard<std::mutex> lock(link->mutex_);
       link->Moved();
     };
@@ -248,6 +249,7 @@ absl::Status StoreLink::OnData(const bulk::ReceivedFrame& frame) {
   bulk::CopyTo(frame.parts, piece->to + size_t{piece->received} * SizeOf(options_.dtype));
   piece->received += header.count;
   options_.counters->pulled += header.bytes;
+  if (header.slot != 0) options_.counters->pulled_shared += header.bytes;
   if (piece->received == piece->count) piece->transfer->Finish(piece->count);
   std::optional<bulk::Outgoing> next;
   std::shared_ptr<bulk::ClientStream> stream;

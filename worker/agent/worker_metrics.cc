@@ -117,6 +117,18 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
   moved("pull", offload_ == nullptr ? nullptr : &offload_->pulled);
   families.push_back(offload.Take());
 
+  FamilyBuilder shared("zeroshard_worker_offload_shared_bytes_total",
+                       "Of the bytes exchanged with shard stores, those that went through memory "
+                       "shared with a store of this host, by direction.",
+                       MetricType::Counter, labels_);
+  const auto through_memory = [&](const char* direction, const std::atomic<uint64_t>* bytes) {
+    shared.Add(bytes == nullptr ? 0 : static_cast<double>(bytes->load()),
+               {{"direction", direction}});
+  };
+  through_memory("push", offload_ == nullptr ? nullptr : &offload_->pushed_shared);
+  through_memory("pull", offload_ == nullptr ? nullptr : &offload_->pulled_shared);
+  families.push_back(shared.Take());
+
   FamilyBuilder phases("zeroshard_worker_phase_seconds_total",
                        "Seconds this rank's training thread spent, by phase of the step.",
                        MetricType::Counter, labels_);

@@ -18,6 +18,9 @@ namespace zeroshard {
 struct OffloadCounters {
   std::atomic<uint64_t> pushed{0};  // every replica counted
   std::atomic<uint64_t> pulled{0};
+  // Of them, those that went through memory shared with a store of this host.
+  std::atomic<uint64_t> pushed_shared{0};
+  std::atomic<uint64_t> pulled_shared{0};
 };
 
 // Thread-safe. Errors, in the events too:
