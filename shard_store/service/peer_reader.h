@@ -10,9 +10,10 @@
 
 namespace zeroshard::store {
 
-// Waits until the peer has welcomed this store; while it answers UNAVAILABLE it is asked again.
-// DEADLINE_EXCEEDED after `timeout`, which bounds each silence of a Read too; others as the peer
-// gave them. Each names the peer. The reader is thread-safe; its reads take turns.
+// Begins one attempt to connect and returns at once; it is the first Read that waits for the peer's
+// welcome. Errors of Read: DEADLINE_EXCEEDED after a silence of `timeout`, CANCELLED after Cancel,
+// UNAVAILABLE where the peer cannot be reached, others as the peer gave them; each names the peer.
+// After any of them the reader is of no further use. Thread-safe; reads take turns.
 absl::StatusOr<std::unique_ptr<PeerReader>> ConnectPeer(const v1::StoreMap::Store& peer,
                                                         const v1::BulkHello& hello,
                                                         absl::Duration timeout);

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <future>
 #include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/checkpoint/reader.h"
 #include "common/hf/weights.h"
@@ -21,6 +23,50 @@ namespace zeroshard::store {
 namespace {
 
 constexpr StateKind kKinds[] = {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq};
+
+// Says how far a load is. Thread-safe.
+class Doing {
+ public:
+  Doing(const LoadHooks& hooks, std::string what, size_t all)
+      : hooks_(hooks), what_(std::move(what)), all_(all) {
+    Say();
+  }
+  void OneMore() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++done_;
+    }
+    Say();
+  }
+  void Waits(const std::string& for_what) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (std::exchange(waits_, for_what) == for_what) return;
+    }
+    Say();
+  }
+
+ private:
+  void Say() {
+    if (!hooks_.doing) return;
+    std::string text;
+    bool waits = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      waits = !waits_.empty();
+      text = absl::StrCat(what_, ": ", done_, " of ", all_, all_ == 1 ? " chunk is" : " chunks are",
+                          " here", waits ? "; " : "", waits_);
+    }
+    hooks_.doing(text, waits);
+  }
+
+  const LoadHooks& hooks_;
+  const std::string what_;
+  const size_t all_;
+  std::mutex mutex_;
+  size_t done_ = 0;
+  std::string waits_;
+};
 
 // Where values come from; what reads from what.
 struct OpenSources {
@@ -61,6 +107,13 @@ absl::StatusOr<OpenSources> OpenAll(const LoadRequest& request, const ModelTable
 absl::Status FillFromSources(const LoadRequest& request, const std::vector<uint32_t>& chunks,
                              const ModelTable& model, const LoadHooks& hooks, JobState* state) {
   if (chunks.empty()) return absl::OkStatus();
+  const std::string& from = request.job.checkpoint().empty()
+                                ? request.job.spec().model().init_from()
+                                : request.job.checkpoint();
+  Doing doing(
+      hooks,
+      absl::StrCat("is loading its chunks", from.empty() ? "" : absl::StrCat(" from ", from)),
+      chunks.size());
   ZS_ASSIGN_OR_RETURN(const OpenSources open, OpenAll(request, model));
   // Either of the two that fails ends the other.
   std::atomic<bool> stop = false;
@@ -78,7 +131,12 @@ absl::Status FillFromSources(const LoadRequest& request, const std::vector<uint3
     });
   }
   const absl::Status filled = state->Fill(
-      open.Get(), chunks, [&moved](uint32_t) { moved(); }, &stop);
+      open.Get(), chunks,
+      [&](uint32_t) {
+        doing.OneMore();
+        moved();
+      },
+      &stop);
   if (!filled.ok()) stop = true;
   const absl::Status sound = verified.valid() ? verified.get() : absl::OkStatus();
   if (!sound.ok() && !absl::IsCancelled(sound)) return sound;
@@ -91,13 +149,24 @@ bool MayPass(const absl::Status& status) {
          absl::IsFailedPrecondition(status) || absl::IsDeadlineExceeded(status);
 }
 
-// The chunks that one store is to be asked for.
+std::string NameOfStore(const v1::StoreJob& job, uint32_t store) {
+  if (store >= static_cast<uint32_t>(job.map().stores_size())) return absl::StrCat("store ", store);
+  const v1::StoreMap::Store& peer = job.map().stores(static_cast<int>(store));
+  return absl::StrCat(peer.member(), " at ", peer.address());
+}
+
+// The chunks that one store is to be asked for. Copy is called by one thread, Watch by another.
 class PeerCopy {
  public:
   PeerCopy(const LoadRequest& request, uint32_t store, const LoadHooks& hooks, JobState* state)
-      : job_(request.job), store_(store), hooks_(hooks), state_(state) {}
+      : job_(request.job),
+        store_(store),
+        name_(NameOfStore(request.job, store)),
+        hooks_(hooks),
+        state_(state) {}
 
-  absl::Status Copy(const std::map<uint32_t, Chunk>& chunks) {
+  absl::Status Copy(const std::map<uint32_t, Chunk>& chunks,
+                    const std::function<void(uint32_t)>& on_chunk) {
     std::vector<float> values;
     for (const auto& [id, chunk] : chunks) {
       for (const StateKind kind : kKinds) {
@@ -110,82 +179,153 @@ class PeerCopy {
         }
       }
       ZS_RETURN_IF_ERROR(state_->FinishChunk(id));
+      on_chunk(id);
     }
     return absl::OkStatus();
   }
 
+  // Interrupts a copy that is to stop, or whose store has given nothing for too long. Returns what
+  // has been waited for so far, in words, where that is worth a word.
+  std::string Watch(bool stop) {
+    std::shared_ptr<PeerReader> reader;
+    std::string text;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const absl::Duration silent = absl::Now() - heard_;
+      if (reading_ && silent >= kWorthAWord) {
+        text = absl::StrCat("waits for ", name_, " since ",
+                            absl::FormatDuration(absl::Trunc(silent, absl::Seconds(1))),
+                            last_.ok() ? "" : absl::StrCat(" (", last_.message(), ")"));
+      }
+      if (!stop && (!reading_ || silent < hooks_.peer_timeout)) return text;
+      (stop ? stopped_ : late_) = true;
+      reader = reader_;
+    }
+    if (reader != nullptr) reader->Cancel();
+    return text;
+  }
+
  private:
   absl::Status Read(uint32_t chunk, StateKind kind, int64_t begin, absl::Span<float> values) {
-    const absl::Time start = absl::Now();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      reading_ = true;
+      heard_ = absl::Now();
+      last_ = absl::OkStatus();
+    }
     while (true) {
-      if (*hooks_.stop) return absl::CancelledError("stopped while copying");
-      absl::Status status;
-      if (reader_ == nullptr) {
-        absl::StatusOr<std::unique_ptr<PeerReader>> connected = hooks_.connect(store_);
-        status = connected.status();
-        if (connected.ok()) reader_ = *std::move(connected);
+      const absl::StatusOr<std::shared_ptr<PeerReader>> reader = Connected();
+      absl::Status status = reader.status();
+      if (status.ok()) status = (*reader)->Read(job_.copy(), chunk, kind, begin, values);
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (status.ok()) {
+          reading_ = false;
+        } else {
+          reader_ = nullptr;
+          if (stopped_) return absl::CancelledError("stopped while copying");
+          if (late_) return Late(chunk);
+          last_ = status;
+        }
       }
-      if (status.ok()) status = reader_->Read(job_.copy(), chunk, kind, begin, values);
       if (status.ok()) {
         hooks_.progress();
         return status;
       }
-      reader_ = nullptr;
-      if (!MayPass(status) || absl::Now() - start > hooks_.peer_timeout)
-        return Named(status, chunk);
+      if (!MayPass(status)) return Named(status, chunk);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   }
 
-  absl::Status Named(const absl::Status& status, uint32_t chunk) const {
-    std::string name = absl::StrCat("store ", store_);
-    if (store_ < static_cast<uint32_t>(job_.map().stores_size())) {
-      const v1::StoreMap::Store& peer = job_.map().stores(static_cast<int>(store_));
-      name = absl::StrCat(peer.member(), " at ", peer.address());
+  // The reader that there is, or a new one.
+  absl::StatusOr<std::shared_ptr<PeerReader>> Connected() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopped_ || late_) return absl::CancelledError("stopped while copying");
+      if (reader_ != nullptr) return reader_;
     }
+    ZS_ASSIGN_OR_RETURN(std::shared_ptr<PeerReader> reader, hooks_.connect(store_));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_ || late_) return absl::CancelledError("stopped while copying");
+    reader_ = reader;
+    return reader;
+  }
+
+  absl::Status Late(uint32_t chunk) const {
+    const std::string text =
+        absl::StrCat("nothing came for ", absl::FormatDuration(hooks_.peer_timeout),
+                     last_.ok() ? "" : ": ", last_.message());
+    const absl::StatusCode code = last_.ok() ? absl::StatusCode::kUnavailable : last_.code();
+    return Named(absl::Status(code, text), chunk);
+  }
+
+  absl::Status Named(const absl::Status& status, uint32_t chunk) const {
     return absl::Status(status.code(),
                         absl::StrCat("cannot copy chunk ", chunk, " at step ", job_.copy().step(),
-                                     " from ", name, ": ", status.message()));
+                                     " from ", name_, ": ", status.message()));
   }
+
+  static constexpr absl::Duration kWorthAWord = absl::Seconds(1);
 
   const v1::StoreJob& job_;
   const uint32_t store_;
+  const std::string name_;
   const LoadHooks& hooks_;
   JobState* const state_;
-  std::unique_ptr<PeerReader> reader_;
+
+  std::mutex mutex_;
+  std::shared_ptr<PeerReader> reader_;
+  bool reading_ = false;
+  absl::Time heard_ = absl::Now();  // when the read under way began
+  absl::Status last_;               // of its tries
+  bool stopped_ = false, late_ = false;
 };
 
 // One thread a store, as they answer one after the other.
 absl::Status CopyFromPeers(const LoadRequest& request,
                            const std::map<uint32_t, std::map<uint32_t, Chunk>>& by_store,
-                           const LoadHooks& hooks, JobState* state) {
-  std::atomic<bool> stop = false;
-  LoadHooks own = hooks;
-  own.stop = &stop;
-  own.progress = [&hooks, &stop] {
-    if (*hooks.stop) stop = true;
-    hooks.progress();
-  };
+                           const LoadHooks& hooks, Doing* doing, JobState* state) {
+  std::vector<std::unique_ptr<PeerCopy>> peers;
   std::vector<std::future<absl::Status>> copies;
   for (const auto& [store, chunks] : by_store) {
-    copies.push_back(std::async(std::launch::async, [&, store = store, &chunks = chunks] {
-      absl::Status status = PeerCopy(request, store, own, state).Copy(chunks);
-      if (!status.ok()) stop = true;
-      return status;
-    }));
+    peers.push_back(std::make_unique<PeerCopy>(request, store, hooks, state));
+    copies.push_back(
+        std::async(std::launch::async, [peer = peers.back().get(), &chunks = chunks, doing] {
+          return peer->Copy(chunks, [doing](uint32_t) { doing->OneMore(); });
+        }));
   }
+  // Whatever ends the load, or one of the copies, ends what waits for the other stores too.
   absl::Status first;
-  for (std::future<absl::Status>& copy : copies) {
-    // A peer that says nothing moves nothing: what stops the load is passed on here.
-    while (copy.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready)
-      if (*hooks.stop) stop = true;
-    absl::Status status = copy.get();
-    if (first.ok() || (absl::IsCancelled(first) && !status.ok())) first = std::move(status);
+  bool stop = false;
+  std::vector<bool> over(copies.size(), false);
+  while (std::find(over.begin(), over.end(), false) != over.end()) {
+    std::string waits;
+    stop |= *hooks.stop;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (over[i]) continue;
+      const std::string text = peers[i]->Watch(stop);
+      if (!text.empty()) absl::StrAppend(&waits, waits.empty() ? "" : ", ", text);
+      if (copies[i].wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) continue;
+      over[i] = true;
+      absl::Status status = copies[i].get();
+      stop |= !status.ok();
+      if (first.ok() || (absl::IsCancelled(first) && !status.ok())) first = std::move(status);
+    }
+    doing->Waits(waits);
   }
   return first;
 }
 
 }  // namespace
+
+absl::Duration PeerTimeout(const v1::JobSpec& spec) {
+  const auto seconds = [](uint32_t given, uint32_t otherwise) {
+    return absl::Seconds(given == 0 ? otherwise : given);
+  };
+  const absl::Duration patience = std::min(seconds(spec.timeouts().start_seconds(), 120),
+                                           seconds(spec.timeouts().step_seconds(), 600));
+  return std::min(patience / 4, absl::Seconds(30));
+}
 
 absl::Status LoadState(const LoadRequest& request, const ModelTable& model, const LoadHooks& hooks,
                        JobState* state) {
@@ -200,7 +340,12 @@ absl::Status LoadState(const LoadRequest& request, const ModelTable& model, cons
   for (const auto& [id, chunk] : request.chunks)
     if (!copied.contains(id)) filled.push_back(id);
   ZS_RETURN_IF_ERROR(FillFromSources(request, filled, model, hooks, state));
-  return CopyFromPeers(request, by_store, hooks, state);
+  if (by_store.empty()) return absl::OkStatus();
+  std::vector<std::string> from;
+  for (const auto& [store, chunks] : by_store) from.push_back(NameOfStore(request.job, store));
+  Doing doing(hooks, absl::StrCat("is copying chunks from ", absl::StrJoin(from, ", ")),
+              copied.size());
+  return CopyFromPeers(request, by_store, hooks, &doing, state);
 }
 
 }  // namespace zeroshard::store

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,11 +29,19 @@ struct LoadHooks {
   std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(uint32_t store)> connect;
   const std::atomic<bool>* stop = nullptr;
   absl::Duration peer_timeout;  // nothing came from a peer
+  // How far it is, for people; `waits`: and that another store has said nothing for a while. From
+  // any thread, in order, no oftener than a chunk is done or 100 times a second. May be null.
+  std::function<void(const std::string& what, bool waits)> doing;
 };
 
-// On the calling thread, the state's pool and threads of its own. CANCELLED once `stop` is true;
-// errors name file and tensor, or store and chunk. Every checksum of a checkpoint's files is
-// verified beside reading them; nothing may be used before this is OK.
+// How long a store that is copied from may give nothing: it is said well before the coordinator
+// loses patience with the store that copies, after start_seconds or step_seconds.
+absl::Duration PeerTimeout(const v1::JobSpec& spec);
+
+// On the calling thread, the state's pool and threads of its own. CANCELLED soon after `stop` is
+// true, also where another store answers nothing; errors name file and tensor, or store and chunk.
+// Every checksum of a checkpoint's files is verified beside reading them; nothing may be used
+// before this is OK.
 absl::Status LoadState(const LoadRequest& request, const ModelTable& model, const LoadHooks& hooks,
                        JobState* state);
 
