@@ -46,11 +46,13 @@ TEST(WorkerMetricsTest, EverySeriesIsThereFromTheStartAtZero) {
   for (const char* direction : {"push", "pull"}) {
     EXPECT_THAT(text, HasSubstr("zeroshard_worker_offload_bytes_total" + labels + ",direction=\"" +
                                 direction + "\"} 0\n"));
+    EXPECT_THAT(text, HasSubstr("zeroshard_worker_offload_shared_bytes_total" + labels +
+                                ",direction=\"" + direction + "\"} 0\n"));
   }
   EXPECT_THAT(text, HasSubstr("zeroshard_worker_tokens_total" + labels + "} 0\n"));
-  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 7u + 1u);
-  EXPECT_EQ(Count(text, "# HELP"), 5u);
-  EXPECT_EQ(Count(text, " counter\n"), 4u);
+  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 2u + 7u + 1u);
+  EXPECT_EQ(Count(text, "# HELP"), 6u);
+  EXPECT_EQ(Count(text, " counter\n"), 5u);
   EXPECT_EQ(Count(text, " gauge\n"), 1u);
 }
 
