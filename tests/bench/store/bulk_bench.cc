@@ -318,7 +318,9 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp, pid_t
     ZS_RETURN_IF_ERROR(RunTransfers(&grpc, gradients, &parameters, times, server, counts));
     const double iperf = options.iperf ? Iperf() : 0;
     ZS_RETURN_IF_ERROR(RunTransfers(&memory, gradients, &parameters, times, server, counts));
+    const double memcpy_before = CpuSeconds(getpid());
     const double memcpy_seconds = MemcpySeconds(gradients, &parameters, times);
+    const double memcpy_cpu = CpuSeconds(getpid()) - memcpy_before;
     const double begun = Now();
     uint32_t crc = 0;
     for (int64_t at = 0; at < kElements * 2; at += kBlock) {
@@ -327,7 +329,7 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp, pid_t
     const double crc_seconds = (Now() - begun) + (crc == 1 ? 1e-12 : 0);
     if (!counts) continue;
     tcp_rate.Add(bytes, tcp_seconds, tcp_cpu);
-    memcpy_rate.Add(bytes, memcpy_seconds);
+    memcpy_rate.Add(bytes, memcpy_seconds, memcpy_cpu);
     crc_rate.Add(kElements * 2, crc_seconds);
     if (iperf > 0) iperf_rate.Add(iperf, 1);
   }
@@ -339,8 +341,8 @@ absl::Status Run(const Options& options, int port, const sockaddr_in& tcp, pid_t
     std::printf("iperf3                  %s  one stream, -l 1M\n", iperf_rate.Text().c_str());
   }
   Print(grpc, tcp_rate, "tcp", iperf_rate.empty() ? nullptr : &iperf_rate, "iperf3");
-  std::printf("memcpy                  %s  one thread, blocks of 1 MiB\n",
-              memcpy_rate.Text().c_str());
+  std::printf("memcpy                  %s  one thread, blocks of 1 MiB, %.2f core seconds a GB\n",
+              memcpy_rate.Text().c_str(), memcpy_rate.Cost());
   Print(memory, memcpy_rate, "memcpy", nullptr, nullptr);
   std::printf("crc                     %s  of each side's time when pushing over gRPC: %.0f %%\n",
               crc_rate.Text().c_str(), 100 * grpc.push.Median() / crc_rate.Median());
