@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/checkpoint/reader.h"
 #include "common/hf/weights.h"
 #include "common/kernels/init.h"
@@ -21,6 +21,8 @@
 
 namespace zeroshard::store {
 namespace {
+
+using Steady = std::chrono::steady_clock;
 
 constexpr StateKind kKinds[] = {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq};
 
@@ -191,7 +193,7 @@ class PeerCopy {
     std::string text;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const absl::Duration silent = absl::Now() - heard_;
+      const absl::Duration silent = absl::FromChrono(Steady::now() - heard_);
       if (reading_ && silent >= kWorthAWord) {
         text = absl::StrCat("waits for ", name_, " since ",
                             absl::FormatDuration(absl::Trunc(silent, absl::Seconds(1))),
@@ -210,7 +212,7 @@ class PeerCopy {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       reading_ = true;
-      heard_ = absl::Now();
+      heard_ = Steady::now();
       last_ = absl::OkStatus();
     }
     while (true) {
@@ -276,8 +278,8 @@ class PeerCopy {
   std::mutex mutex_;
   std::shared_ptr<PeerReader> reader_;
   bool reading_ = false;
-  absl::Time heard_ = absl::Now();  // when the read under way began
-  absl::Status last_;               // of its tries
+  Steady::time_point heard_ = Steady::now();  // when the read under way began
+  absl::Status last_;                         // of its tries
   bool stopped_ = false, late_ = false;
 };
 
