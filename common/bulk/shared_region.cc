@@ -204,8 +204,8 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Map(const std::strin
 }
 
 absl::Status SharedRegion::MapFile(int fd, size_t bytes) {
-  void* const memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  // Not populated: slots that are never used are not resident.
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
     return absl::FailedPreconditionError(ErrnoError(errno, "map", name_).message());
   }
