@@ -35,6 +35,10 @@ Metrics::Metrics(prometheus::Registry* registry)
       nonfinite_(Register(prometheus::BuildCounter(), "zeroshard_job_nonfinite_total",
                           "Steps that failed because a loss or gradient was not finite.",
                           registry)),
+      checkpoints_(Register(prometheus::BuildCounter(), "zeroshard_job_checkpoints_total",
+                            "Checkpoints of a job that has not ended, by result: complete or "
+                            "abandoned.",
+                            registry)),
       recovery_(Register(prometheus::BuildHistogram(), "zeroshard_job_recovery_seconds",
                          "From the loss of a member until the job goes on.", registry)),
       members_(Register(prometheus::BuildGauge(), "zeroshard_coordinator_members",
@@ -69,6 +73,8 @@ void Metrics::Apply(const Measure& measure, absl::Duration now) {
     series.committed = &committed_.Add(labels);
     series.steps_lost = &steps_lost_.Add(labels);
     series.nonfinite = &nonfinite_.Add(labels);
+    series.saved = &checkpoints_.Add({{"job", measure.job}, {"result", "complete"}});
+    series.not_saved = &checkpoints_.Add({{"job", measure.job}, {"result", "abandoned"}});
     series.recovery = &recovery_.Add(labels, kRecoveryBuckets);
     return;
   }
@@ -78,6 +84,12 @@ void Metrics::Apply(const Measure& measure, absl::Duration now) {
   switch (measure.kind) {
     case MetricKind::kNonFinite:
       series.nonfinite->Increment();
+      break;
+    case MetricKind::kSaved:
+      series.saved->Increment();
+      break;
+    case MetricKind::kNotSaved:
+      series.not_saved->Increment();
       break;
     case MetricKind::kStepsLost:
       series.steps_lost->Increment(measure.value);
@@ -104,6 +116,8 @@ void Metrics::Remove(const std::string& job, Series& series) {
   if (series.nonfinite != nullptr) nonfinite_.Remove(series.nonfinite);
   committed_.Remove(series.committed);
   steps_lost_.Remove(series.steps_lost);
+  checkpoints_.Remove(series.saved);
+  checkpoints_.Remove(series.not_saved);
   recovery_.Remove(series.recovery);
 }
 

@@ -41,6 +41,8 @@ class Metrics {
     prometheus::Gauge* committed = nullptr;
     prometheus::Counter* steps_lost = nullptr;
     prometheus::Counter* nonfinite = nullptr;
+    prometheus::Counter* saved = nullptr;
+    prometheus::Counter* not_saved = nullptr;
     prometheus::Histogram* recovery = nullptr;
   };
   void Remove(const std::string& job, Series& series);
@@ -50,6 +52,7 @@ class Metrics {
   prometheus::Family<prometheus::Gauge>& committed_;
   prometheus::Family<prometheus::Counter>& steps_lost_;
   prometheus::Family<prometheus::Counter>& nonfinite_;
+  prometheus::Family<prometheus::Counter>& checkpoints_;
   prometheus::Family<prometheus::Histogram>& recovery_;
   prometheus::Family<prometheus::Gauge>& members_;
   prometheus::Gauge& term_;

@@ -61,13 +61,17 @@ std::string FindResumed(const OpenSnapshots& request) {
 
 absl::StatusOr<OpenRun> Open(FileSystem* files, OpenSnapshots request) {
   OpenRun run;
-  request.resumed_from = FindResumed(request);
+  const std::string resumed_from = FindResumed(request);
+  if (request.assets_from.empty() || resumed_from != request.resumed_from) {
+    request.assets_from = resumed_from;
+  }
+  request.resumed_from = resumed_from;
   const v1::CheckpointSpec& spec = request.spec.checkpoint();
   ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(request.spec.model()));
   run.trained = std::any_of(model.units.begin(), model.units.end(),
                             [](const UnitTable& unit) { return unit.AnyTrainable(); });
   ZS_ASSIGN_OR_RETURN(run.extras,
-                      ReadSaveExtras(request.spec, FindAssets(request.spec, request.resumed_from)));
+                      ReadSaveExtras(request.spec, FindAssets(request.spec, request.assets_from)));
   CheckpointStoreOptions options;
   options.dir = spec.dir();
   options.job = request.job;

@@ -300,9 +300,12 @@ TEST_F(OffloadTest, AStoreThatComesBackEmptyTakesTheJobBackToItsCheckpoint) {
   EXPECT_TRUE(w0.Barrier("start").ok());
   const v1::JobStatus back = coordinator.Get("demo");
   EXPECT_EQ(back.steps_lost(), 1u);
-  EXPECT_THAT(coordinator.Metrics(),
-              AllOf(HasSubstr("zeroshard_job_steps_lost_total{job=\"demo\"} 1"),
-                    HasSubstr("zeroshard_job_committed_step{job=\"demo\"} 2")));
+  EXPECT_THAT(
+      coordinator.Metrics(),
+      AllOf(HasSubstr("zeroshard_job_steps_lost_total{job=\"demo\"} 1"),
+            HasSubstr("zeroshard_job_committed_step{job=\"demo\"} 2"),
+            HasSubstr("zeroshard_job_checkpoints_total{job=\"demo\",result=\"complete\"} 1"),
+            HasSubstr("zeroshard_job_checkpoints_total{job=\"demo\",result=\"abandoned\"} 0")));
   for (uint64_t step = 3; step <= 6; ++step) Commit(step);
   EXPECT_TRUE(w0.End(true).ok());
   watcher.join();

@@ -6,6 +6,8 @@
 #include <condition_variable>
 #include <deque>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -192,6 +194,40 @@ TEST_F(SnapshotWriterTest, WhatStoresWriteBecomesACheckpointThatReadsBack) {
   }
   EXPECT_TRUE(fs::exists(completed.record.path() + "/model/model.safetensors"));
   EXPECT_TRUE(fs::exists(completed.record.path() + "/model/config.json"));
+}
+
+// The file that travels with a model, as a checkpoint keeps it and as a Hugging Face folder has it.
+TEST_F(SnapshotWriterTest, WhatTravelsWithTheWeightsThatARunBeganWithIsCarriedOn) {
+  fs::create_directories(folder_ / "old/assets");
+  fs::create_directories(folder_ / "hf");
+  std::ofstream(folder_ / "old/assets/generation_config.json") << "{\"of\": \"checkpoint\"}";
+  std::ofstream(folder_ / "hf/generation_config.json") << "{\"of\": \"model\"}";
+  const auto writer = Make();
+  const auto kept = [&](OpenSnapshots open, const std::string& run_id) {
+    open.run_id = run_id;
+    const v1::JobSpec spec = open.spec;
+    writer->Do(std::move(open));
+    const auto opened = Next<SnapshotsOpened>();
+    EXPECT_TRUE(opened.status.ok()) << opened.status;
+    writer->Do(BeginSnapshot{run_id, 7});
+    const auto begun = Next<SnapshotBegun>();
+    if (!begun.folder.ok()) return begun.folder.status().ToString();
+    CompleteSnapshot complete = Completing(7, WriteAsStores(spec, *begun.folder, 7, 1));
+    complete.run_id = run_id;
+    writer->Do(std::move(complete));
+    const auto completed = Next<SnapshotCompleted>();
+    EXPECT_TRUE(completed.record.complete()) << completed.record.message();
+    std::ifstream file(completed.record.path() + "/assets/generation_config.json");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  // Its weights alone: the run goes on from no checkpoint.
+  OpenSnapshots weights = Opening(Spec(folder_ / "a"));
+  weights.assets_from = folder_ / "old";
+  EXPECT_EQ(kept(weights, "demo-1"), "{\"of\": \"checkpoint\"}");
+  OpenSnapshots model = Opening(Spec(folder_ / "b"));
+  model.spec.mutable_model()->set_init_from(folder_ / "hf");
+  EXPECT_EQ(kept(model, "demo-2"), "{\"of\": \"model\"}");
+  EXPECT_EQ(kept(Opening(Spec(folder_ / "c")), "demo-3"), "");
 }
 
 TEST_F(SnapshotWriterTest, AFileThatIsNotThereAbandonsTheSaveAndTheNextOneSucceeds) {
