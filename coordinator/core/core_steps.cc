@@ -311,6 +311,11 @@ void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
     if (run.first.step() == 0) run.first = record;
   }
   o.slots = MakeSlots(o, moment.now);
+  for (StoreSlot& slot : o.slots) {
+    if (run.Live() || !members_.fences().contains(slot.store.incarnation())) continue;
+    slot.lost = "it was lost before the coordinator started again";
+    slot.lost_at = moment.now;
+  }
   o.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
   WakeBy(*o.return_deadline);
   if (job.state == v1::JOB_STATE_RECOVERING) o.first_sign = moment.now;

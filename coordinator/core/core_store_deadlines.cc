@@ -25,10 +25,8 @@ void Core::CheckOffload(Run& run, const Moment& moment, Decision* out) {
       if (IsEnded(run.job.state)) return;
     }
   }
-  if (o.copy_deadline && moment.now >= *o.copy_deadline) {
-    o.copy_deadline.reset();
-    schedule_again_ = true;
-  }
+  // It stays until the job has gone on: meanwhile no store is late.
+  if (o.copy_deadline && moment.now >= *o.copy_deadline) schedule_again_ = true;
   if (o.no_room_since && !run.Live() &&
       moment.now >= *o.no_room_since + options_.member_timeout + options_.return_grace) {
     schedule_again_ = true;  // it holds up nobody any more
