@@ -106,6 +106,13 @@ int main(int argc, char** argv) {
   app.add_option("--threads", host_options.threads,
                  "Threads that compute updates. Default: one a core.")
       ->check(CLI::Range(1, 4096));
+  double shutdown_grace = 30;
+  app.add_option(
+         "--shutdown-grace", shutdown_grace,
+         "Seconds that the jobs whose chunks are here alone have to write a checkpoint when "
+         "this store is told to leave (SIGTERM, SIGINT). 0: it leaves at once.")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   bool go_on = false;
   if (const int code = ParseOrExitCode(&app, argc, argv, &go_on); !go_on) return code;
   if (host_options.nvme_dir.empty() && nvme_limit != 0) {
@@ -130,6 +137,7 @@ int main(int argc, char** argv) {
     return store::ConnectPeer(peer, hello, kPeerTimeout);
   };
   const uint64_t nvme_bytes = host_options.nvme_limit;
+  const auto threads = static_cast<uint32_t>(host_options.threads);
   store::StoreHost host(std::move(host_options));
   agent.SetHost(&host);
 
@@ -146,11 +154,14 @@ int main(int argc, char** argv) {
   MemberSessionOptions session_options;
   session_options.coordinator = options.coordinator;
   session_options.hello = (*daemon)->MakeHello();
+  session_options.hello.set_threads(threads);
   session_options.hello.set_memory_bytes(memory_limit);
   session_options.hello.set_nvme_bytes(nvme_bytes);
   MemberSession session(session_options, &agent);
   agent.SetSession(&session);
-  const int code = (*daemon)->ServeUntilSignal(&signal, &session, [](const std::string&) {});
+  const int code = (*daemon)->ServeUntilSignal(&signal, &session, [&](const std::string&) {
+    if (shutdown_grace > 0) agent.AwaitLeave(absl::Seconds(shutdown_grace));
+  });
   // In the order in which they use each other.
   agent.SetSession(nullptr);
   return code;

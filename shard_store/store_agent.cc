@@ -1,10 +1,19 @@
 #include "shard_store/store_agent.h"
 
+#include <chrono>
+#include <utility>
 #include <vector>
 
 #include "common/log.h"
 
 namespace zeroshard::store {
+namespace {
+
+// The phase that the coordinator knows (coordinator/core/run.h).
+constexpr char kLeavingPhase[] = "leaving";
+constexpr std::chrono::milliseconds kLook(50);
+
+}  // namespace
 
 void StoreAgent::SetHost(StoreHost* host) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -28,6 +37,53 @@ void StoreAgent::OnReport(const v1::StoreReport& report) {
     ++reported_[report.run_id()];
   }
   if (session_ != nullptr) session_->SendReport(report);
+}
+
+bool StoreAgent::AwaitLeave(absl::Duration grace, absl::Duration away) {
+  using Steady = std::chrono::steady_clock;
+  std::unique_lock<std::mutex> lock(mutex_);
+  StoreHost* const host = host_;
+  MemberSession* const session = session_;
+  if (host == nullptr || session == nullptr) return true;
+  leaving_ = true;
+  const Steady::time_point start = Steady::now();
+  Steady::time_point heard = start;
+  bool poked = false;
+  while (!may_go_) {
+    lock.unlock();
+    if (host->jobs() == 0) return true;
+    const Steady::time_point now = Steady::now();
+    if (session->connected()) {
+      if (!std::exchange(poked, true)) session->Poke();
+      heard = now;
+    }
+    const absl::Duration waited = absl::FromChrono(now - start);
+    if (waited >= grace || absl::FromChrono(now - heard) >= away) {
+      LogWarning("leaving after ", absl::FormatDuration(waited),
+                 waited >= grace ? ": the coordinator has not said that what jobs have here alone "
+                                   "is saved (--shutdown-grace)"
+                                 : ": no coordinator is there to say whether what jobs have here "
+                                   "is saved");
+      return false;
+    }
+    lock.lock();
+    let_go_.wait_for(lock, kLook, [this] { return may_go_; });
+  }
+  return true;
+}
+
+void StoreAgent::OnStop(const v1::Stop& stop) {
+  if (!stop.run_id().empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!leaving_) return;
+  may_go_ = true;
+  let_go_.notify_all();
+}
+
+bool StoreAgent::Running(v1::Fence*, v1::Progress* progress) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (leaving_) progress->set_phase(kLeavingPhase);
+  return false;
 }
 
 void StoreAgent::OnStore(const v1::StoreDirective& directive) {

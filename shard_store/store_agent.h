@@ -1,6 +1,7 @@
 // The store as a member of a cluster: directives in, reports out.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -22,7 +23,15 @@ class StoreAgent : public MemberHandler {
   // StoreHostOptions.on_report. Reports of one job come in the order in which it changed.
   void OnReport(const v1::StoreReport& report);
 
+  // Says in every heartbeat that this store was asked to leave, and waits until the coordinator
+  // lets it go: what jobs have here alone is saved then. At most `grace`; not where nothing is
+  // held; and at most `away` without a coordinator, in which one that only starts again is back.
+  // True: nothing is lost by leaving.
+  bool AwaitLeave(absl::Duration grace, absl::Duration away = absl::Seconds(5));
+
   void OnStore(const v1::StoreDirective& directive) override;
+  void OnStop(const v1::Stop& stop) override;
+  bool Running(v1::Fence* fence, v1::Progress* progress) override;
   void OnWelcome() override;
   void OnFenced(const std::string& reason) override;
 
@@ -31,6 +40,9 @@ class StoreAgent : public MemberHandler {
   StoreHost* host_ = nullptr;
   MemberSession* session_ = nullptr;
   std::map<std::string, uint64_t> reported_;  // by run: how often OnReport was called
+  bool leaving_ = false;
+  bool may_go_ = false;
+  std::condition_variable let_go_;
 };
 
 }  // namespace zeroshard::store
