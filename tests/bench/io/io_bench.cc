@@ -15,7 +15,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -27,9 +26,13 @@
 #include "common/checkpoint/store.h"
 #include "common/files.h"
 #include "common/status_macros.h"
+#include "tests/bench/support/rates.h"
 
 namespace zeroshard {
 namespace {
+
+using bench::Now;
+using bench::Rates;
 
 constexpr size_t kBlock = size_t{4} << 20;
 constexpr int64_t kTensor = int64_t{16} << 20;  // elements: 64 MiB
@@ -39,10 +42,6 @@ struct Options {
   int megabytes = 1024;
   int rounds = 5;
 };
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double PeakMegabytes() {
   struct rusage usage;
@@ -102,29 +101,6 @@ absl::Status Load(const std::string& path, const std::vector<ParameterInfo>& ten
   return verified.get();
 }
 
-// Rates of all rounds, in bytes a second.
-class Rates {
- public:
-  void Add(uint64_t bytes, double seconds) {
-    rates_.push_back(static_cast<double>(bytes) / seconds);
-  }
-  double Median() const {
-    std::vector<double> sorted = rates_;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
-  std::string Text() const {
-    const auto [least, most] = std::minmax_element(rates_.begin(), rates_.end());
-    char text[100];
-    std::snprintf(text, sizeof(text), "%7.0f MB/s (%.0f to %.0f)", Median() / 1e6, *least / 1e6,
-                  *most / 1e6);
-    return text;
-  }
-
- private:
-  std::vector<double> rates_;
-};
-
 absl::Status Run(const Options& options) {
   const std::string folder = absl::StrCat(options.dir, "/io_bench.", getpid());
   ZS_RETURN_IF_ERROR(MakeFolders(folder));
@@ -163,7 +139,7 @@ absl::Status Run(const Options& options) {
     const double begun = Now();
     ZS_RETURN_IF_ERROR(PlainWrite(plain, reinterpret_cast<const char*>(values.data()),
                                   values.size() * sizeof(float), bytes));
-    write_rate.Add(bytes, Now() - begun);
+    write_rate.Add(static_cast<double>(bytes) / (Now() - begun));
     return absl::OkStatus();
   };
   std::string path;
@@ -172,7 +148,7 @@ absl::Status Run(const Options& options) {
     const double begun = Now();
     ZS_ASSIGN_OR_RETURN(const CheckpointFile file,
                         WriteStateFile(&FileSystem::Real(), collect, 0, 1, pieces));
-    save_rate.Add(bytes, Now() - begun);
+    save_rate.Add(static_cast<double>(bytes) / (Now() - begun));
     Manifest manifest;
     manifest.run_id = manifest.job = "bench";
     manifest.step = step;
@@ -185,14 +161,14 @@ absl::Status Run(const Options& options) {
     ZS_RETURN_IF_ERROR(Cool(plain, buffer.data()));
     const double begun = Now();
     ZS_RETURN_IF_ERROR(PlainRead(plain, buffer.data()));
-    read_rate.Add(bytes, Now() - begun);
+    read_rate.Add(static_cast<double>(bytes) / (Now() - begun));
     return absl::OkStatus();
   };
   const auto load = [&]() -> absl::Status {
     ZS_RETURN_IF_ERROR(Cool(path + "/state-00000-of-00001.safetensors", buffer.data()));
     const double begun = Now();
     ZS_RETURN_IF_ERROR(Load(path, tensors, loaded.data()));
-    load_rate.Add(bytes, Now() - begun);
+    load_rate.Add(static_cast<double>(bytes) / (Now() - begun));
     if (loaded != values) return absl::DataLossError("what was loaded is not what was saved");
     return absl::OkStatus();
   };

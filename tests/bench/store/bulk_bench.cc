@@ -21,7 +21,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -38,10 +37,13 @@
 #include "common/grpc_server.h"
 #include "common/status_macros.h"
 #include "shard_store/service/bulk_service.h"
+#include "tests/bench/support/rates.h"
 #include "worker/agent/store_client.h"
 
 namespace zeroshard {
 namespace {
+
+using bench::Now;
 
 constexpr size_t kBlock = size_t{1} << 20;
 constexpr int kChunks = 128;  // of 2^20 elements of 2 bytes
@@ -52,10 +54,6 @@ struct Options {
   int rounds = 5;
   bool iperf = true;
 };
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Processor seconds that a process has used.
 double CpuSeconds(pid_t pid) {
@@ -142,31 +140,18 @@ class Session : public store::BulkSession {
 class Rates {
  public:
   void Add(double bytes, double seconds, double cpu_seconds = 0) {
-    rates_.push_back(bytes / seconds);
+    rates_.Add(bytes / seconds);
     costs_.push_back(cpu_seconds / bytes);
   }
   // Processor seconds a GB, both processes together.
-  double Cost() const {
-    std::vector<double> sorted = costs_;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2] * 1e9;
-  }
-  double Median() const {
-    std::vector<double> sorted = rates_;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
+  double Cost() const { return bench::Median(costs_) * 1e9; }
+  double Median() const { return rates_.Median(); }
   bool empty() const { return rates_.empty(); }
-  std::string Text() const {
-    const auto [least, most] = std::minmax_element(rates_.begin(), rates_.end());
-    char text[100];
-    std::snprintf(text, sizeof(text), "%6.2f GB/s (%.2f to %.2f)", Median() / 1e9, *least / 1e9,
-                  *most / 1e9);
-    return text;
-  }
+  std::string Text() const { return rates_.TextInGigabytes(); }
 
  private:
-  std::vector<double> rates_, costs_;
+  bench::Rates rates_;
+  std::vector<double> costs_;
 };
 
 absl::StatusOr<double> TcpSeconds(const sockaddr_in& address, const std::vector<char>& data,

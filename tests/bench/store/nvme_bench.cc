@@ -14,7 +14,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -33,9 +32,13 @@
 #include "shard_store/nvme/chunk_file.h"
 #include "shard_store/nvme/update_pipeline.h"
 #include "shard_store/nvme/wait_group.h"
+#include "tests/bench/support/rates.h"
 
 namespace zeroshard::nvme {
 namespace {
+
+using bench::Now;
+using bench::Rates;
 
 struct Options {
   std::string dir = ".";
@@ -44,31 +47,6 @@ struct Options {
   int rows = 8;
   int rounds = 5;
   bool threads = false;
-};
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-class Rates {
- public:
-  void Add(double bytes_a_second) { rates_.push_back(bytes_a_second); }
-  bool empty() const { return rates_.empty(); }
-  double Median() const {
-    std::vector<double> sorted = rates_;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
-  std::string Text() const {
-    const auto [least, most] = std::minmax_element(rates_.begin(), rates_.end());
-    char text[100];
-    std::snprintf(text, sizeof(text), "%7.0f MB/s (%.0f to %.0f)", Median() / 1e6, *least / 1e6,
-                  *most / 1e6);
-    return text;
-  }
-
- private:
-  std::vector<double> rates_;
 };
 
 // Bytes a second; none where there is no fio, or it says nothing.

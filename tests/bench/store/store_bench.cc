@@ -8,7 +8,6 @@
 // in turns; who comes first alternates.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <future>
 #include <string>
@@ -19,9 +18,13 @@
 #include "common/status_macros.h"
 #include "shard_store/state/job_state.h"
 #include "shard_store/state/memory_chunk.h"
+#include "tests/bench/support/rates.h"
 
 namespace zeroshard::store {
 namespace {
+
+using bench::Median;
+using bench::Now;
 
 struct Options {
   int millions = 50;
@@ -29,10 +32,6 @@ struct Options {
   int rounds = 9;
   bool digests = false;
 };
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // The same reads and writes; the widest vectors that the machine has.
 __attribute__((target_clones("arch=skylake-avx512", "avx2", "default"), optimize("O3"))) void Fused(
@@ -62,11 +61,6 @@ ModelTable OneTensor(int64_t elements) {
   tensor.init_std = 0.02f;
   unit.parameters.push_back(tensor);
   return model;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 absl::Status Run(const Options& options) {
@@ -104,8 +98,8 @@ absl::Status Run(const Options& options) {
 
   std::vector<std::shared_ptr<MemoryChunk>> plain;
   for (const uint32_t id : ids) {
-    ZS_ASSIGN_OR_RETURN(plain.emplace_back(),
-                        DescribeChunk(id, table[id], model, DType::kBF16, pool.nodes()));
+    ZS_ASSIGN_OR_RETURN(plain.emplace_back(), DescribeChunk(id, table[id], model, DType::kBF16));
+    plain.back()->node = static_cast<int>(id) % pool.nodes();
   }
   ZS_RETURN_IF_ERROR(AllocateChunks(plain, false, "the loop", &budget));
 

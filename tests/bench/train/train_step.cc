@@ -1,7 +1,8 @@
 // Seconds a training step of GPT-2 with 124 M parameters takes, at each ZeRO stage, with ranks as
 // processes of this machine, beside the machine's own matrix-product peak measured by the same
-// processes in the same run; with --checkpoint also what saving costs. `train_step --help` says
-// what can be chosen.
+// processes in the same run; with --checkpoint also what saving costs; with --offload the same step
+// with the optimizer state in a shard store, a process of this machine too, beside the one without,
+// in turns. `train_step --help` says what can be chosen.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,20 +15,30 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/bulk/transport/channel_arguments.h"
+#include "common/member/cluster_client.h"
+#include "common/plan/offload.h"
 #include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
+#include "tests/bench/support/rates.h"
+#include "tests/bench/train/store_process.h"
 #include "tests/worker/comm/file_rendezvous.h"
+#include "worker/agent/store_client.h"
 #include "worker/train/trainer.h"
 
 namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kMostRanks = 64;
 
 struct Options {
   std::vector<int> sequences = {128, 512};
@@ -39,6 +50,9 @@ struct Options {
   bool fp32 = false;
   std::string checkpoint;  // folder; empty: none are written
   int interval = 4;        // steps between two
+  bool offload = false;    // compare with and without
+  int rounds = 3;          // of that
+  int store_threads = static_cast<int>(std::thread::hardware_concurrency());
   std::vector<std::string> set;
 };
 
@@ -50,6 +64,8 @@ struct Measured {
   double compute_seconds = 0;  // forward and backward without waiting
   double wait_seconds = 0;     // for communication
   double optimizer_seconds = 0;
+  double offload_seconds = 0;                 // waiting for the store
+  double pushed_bytes = 0, pulled_bytes = 0;  // of a step
   double peak_flops = 0;
   double bytes_sent = 0;  // of a step
   double state_bytes = 0;
@@ -118,10 +134,7 @@ class StepTimes : public TrainObserver {
     for (int p = 0; p < kStepPhases; ++p) before_[p] = Nanoseconds(p);
     matmul_before_ = ops_.MatmulSeconds();
   }
-  double Median() {
-    std::sort(seconds_.begin(), seconds_.end());
-    return seconds_[seconds_.size() / 2];  // beside no save
-  }
+  double Median() const { return bench::Median(seconds_); }  // beside no save
   // Means of the warm steps.
   double Phase(StepPhase phase) const {
     const int p = static_cast<int>(phase);
@@ -177,7 +190,7 @@ double PeakResidentBytes() {
   return 0;
 }
 
-v1::JobSpec Spec(const Options& options, int sequence, int ranks, int stage) {
+v1::JobSpec Spec(const Options& options, int sequence, int ranks, int stage, bool offload) {
   const std::string text = absl::StrFormat(
       R"(
 name: bench
@@ -197,7 +210,9 @@ zero_optimization: {stage: %d, stage3_param_persistence_threshold: 0, stage3_max
 )",
       sequence, ranks, ranks * options.micro_batch, options.micro_batch, options.steps,
       options.fp32 ? "false" : "true", stage);
-  auto spec = ParseJobSpec(text, "train_step", options.set);
+  std::vector<std::string> set = options.set;
+  if (offload) set.push_back("zero_optimization.offload_optimizer.device=cpu");
+  auto spec = ParseJobSpec(text, "train_step", set);
   Must(spec.status());
   if (!options.checkpoint.empty()) {
     spec->mutable_checkpoint()->set_dir(
@@ -209,8 +224,10 @@ zero_optimization: {stage: %d, stage3_param_persistence_threshold: 0, stage3_max
   return *spec;
 }
 
-void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int ranks,
-             const std::string& folder, Measured* out) {
+// `store`: where the state of an offloaded job is; else null.
+void RunRank(const Options& options, const v1::JobSpec& spec, const bench::StoreProcess* store,
+             int rank, int ranks, const std::string& folder, Measured* out) {
+  if (store != nullptr) bulk::KeepReceiveMemory();
   std::unique_ptr<Device> device = MakeCpuDevice();
   std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
   FileRendezvous rendezvous(folder);
@@ -231,6 +248,24 @@ void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int rank
   trainer_options.ops = ops.get();
   trainer_options.comm = comm->get();
   trainer_options.data = &data;
+  std::unique_ptr<ClusterClient> cluster;
+  std::unique_ptr<StoreClient> client;
+  if (store != nullptr) {
+    cluster = std::make_unique<ClusterClient>(store->address());
+    const v1::Assign assign = store->Assignment(rank, ranks);
+    v1::Fence fence;
+    fence.set_member("worker-" + std::to_string(rank));
+    fence.set_run_id(assign.run_id());
+    fence.set_generation(assign.generation());
+    fence.set_rank(assign.rank());
+    auto client_options = StoreClientOptions::Of(assign, fence);
+    Must(client_options.status());
+    client_options->client = cluster.get();
+    auto opened = StoreClient::Open(*std::move(client_options));
+    Must(opened.status());
+    client = *std::move(opened);
+    trainer_options.store = client.get();
+  }
   auto trainer = Trainer::Create(trainer_options);
   Must(trainer.status());
   StepTimes times(&(*trainer)->counters(), ops.get(), spec.checkpoint().interval_steps());
@@ -243,6 +278,11 @@ void RunRank(const Options& options, const v1::JobSpec& spec, int rank, int rank
   out->compute_seconds = times.Phase(StepPhase::kForward) + times.Phase(StepPhase::kBackward);
   out->wait_seconds = times.Phase(StepPhase::kCommunication);
   out->optimizer_seconds = times.Phase(StepPhase::kOptimizer);
+  out->offload_seconds = times.Phase(StepPhase::kOffload);
+  if (client != nullptr) {
+    out->pushed_bytes = static_cast<double>(client->counters().pushed) / steps;
+    out->pulled_bytes = static_cast<double>(client->counters().pulled) / steps;
+  }
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int p = 0; p < kPhases; ++p)
       out->bytes_sent += static_cast<double>((*comm)->traffic().Get(static_cast<CollectiveOp>(op),
@@ -268,6 +308,83 @@ double StepFlops(int sequence, int micro_batch) {
   return 3 * per_token * sequence * micro_batch;  // forward, and two products in backward
 }
 
+// Ranks as processes, and for an offloaded job a store. Of the ranks' measurements the first one's,
+// with the largest step and memory; nothing where a rank failed.
+std::optional<Measured> RunOnce(const Options& options, const v1::JobSpec& spec, int ranks) {
+  static auto* const shared =
+      static_cast<Measured*>(mmap(nullptr, kMostRanks * sizeof(Measured), PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  std::string folder = (std::filesystem::temp_directory_path() / "train_step.XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) Must(absl::InternalError("no temporary folder"));
+  std::fflush(stdout);
+  std::unique_ptr<bench::StoreProcess> store;
+  if (IsOffloaded(spec)) {
+    auto started = bench::StoreProcess::Start(spec, options.store_threads, folder);
+    Must(started.status());
+    store = *std::move(started);
+  }
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    shared[rank] = Measured();
+    const pid_t child = fork();
+    if (child == 0) {
+      RunRank(options, spec, store.get(), rank, ranks, folder, &shared[rank]);
+      std::_Exit(0);
+    }
+    children.push_back(child);
+  }
+  for (pid_t child : children) waitpid(child, nullptr, 0);
+  store = nullptr;
+  std::filesystem::remove_all(folder);
+  Measured worst = shared[0];
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (!shared[rank].ok) return std::nullopt;
+    worst.step_seconds = std::max(worst.step_seconds, shared[rank].step_seconds);
+    worst.peak_rss = std::max(worst.peak_rss, shared[rank].peak_rss);
+    worst.state_bytes = std::max(worst.state_bytes, shared[rank].state_bytes);
+  }
+  return worst;
+}
+
+// Each round runs both; who comes first alternates.
+int Compare(const Options& options) {
+  std::printf(
+      "GPT-2 124 M, %s, micro-batch %d, %d thread(s) a rank, %d of the store, %u processors. "
+      "Median "
+      "step of each of %d rounds with the\noptimizer state in the ranks and in a store; medians of "
+      "those; MiB a rank and step.\n",
+      options.fp32 ? "fp32" : "bf16", options.micro_batch, options.threads, options.store_threads,
+      std::thread::hardware_concurrency(), options.rounds);
+  std::printf("%4s %5s %5s | %9s %9s %6s | %8s %8s %8s | %8s %8s\n", "seq", "ranks", "stage",
+              "ranks s", "store s", "ratio", "compute", "wait", "offload", "pushed", "pulled");
+  for (int sequence : options.sequences) {
+    for (int ranks : options.ranks) {
+      for (int stage : options.stages) {
+        if (stage == 0) continue;  // keeps its state whole in every rank
+        std::vector<double> seconds[2];
+        Measured last;
+        for (int round = 0; round < options.rounds; ++round) {
+          for (int turn = 0; turn < 2; ++turn) {
+            const bool offload = turn == round % 2;
+            const auto measured =
+                RunOnce(options, Spec(options, sequence, ranks, stage, offload), ranks);
+            if (!measured) return 1;
+            seconds[offload ? 1 : 0].push_back(measured->step_seconds);
+            if (offload) last = *measured;
+          }
+        }
+        const double without = bench::Median(seconds[0]), with = bench::Median(seconds[1]);
+        const double mib = 1.0 / (1 << 20);
+        std::printf("%4d %5d %5d | %9.3f %9.3f %6.2f | %8.3f %8.3f %8.3f | %8.1f %8.1f\n", sequence,
+                    ranks, stage, without, with, with / without, last.compute_seconds,
+                    last.wait_seconds, last.offload_seconds, last.pushed_bytes * mib,
+                    last.pulled_bytes * mib);
+      }
+    }
+  }
+  return 0;
+}
+
 int Run(const Options& options) {
   std::printf(
       "GPT-2 124 M, %s, micro-batch %d, %d thread(s) a rank. products: the step's products at this "
@@ -276,35 +393,13 @@ int Run(const Options& options) {
   std::printf("%4s %5s %5s | %7s %8s | %7s %7s %7s %7s | %8s %6s %5s | %8s | %7s %7s\n", "seq",
               "ranks", "stage", "step s", "tokens/s", "compute", "wait", "optim", "matmul",
               "products", "ratio", "share", "sent MiB", "state", "peak");
-  auto* shared = static_cast<Measured*>(mmap(nullptr, 64 * sizeof(Measured), PROT_READ | PROT_WRITE,
-                                             MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   for (int sequence : options.sequences) {
     for (int ranks : options.ranks) {
       for (int stage : options.stages) {
-        const v1::JobSpec spec = Spec(options, sequence, ranks, stage);
-        std::string folder =
-            (std::filesystem::temp_directory_path() / "train_step.XXXXXX").string();
-        if (mkdtemp(folder.data()) == nullptr) Must(absl::InternalError("no temporary folder"));
-        std::fflush(stdout);
-        std::vector<pid_t> children;
-        for (int rank = 0; rank < ranks; ++rank) {
-          shared[rank] = Measured();
-          const pid_t child = fork();
-          if (child == 0) {
-            RunRank(options, spec, rank, ranks, folder, &shared[rank]);
-            std::_Exit(0);
-          }
-          children.push_back(child);
-        }
-        for (pid_t child : children) waitpid(child, nullptr, 0);
-        std::filesystem::remove_all(folder);
-        Measured worst = shared[0];
-        for (int rank = 0; rank < ranks; ++rank) {
-          if (!shared[rank].ok) return 1;
-          worst.step_seconds = std::max(worst.step_seconds, shared[rank].step_seconds);
-          worst.peak_rss = std::max(worst.peak_rss, shared[rank].peak_rss);
-          worst.state_bytes = std::max(worst.state_bytes, shared[rank].state_bytes);
-        }
+        const v1::JobSpec spec = Spec(options, sequence, ranks, stage, false);
+        const std::optional<Measured> measured = RunOnce(options, spec, ranks);
+        if (!measured) return 1;
+        const Measured& worst = *measured;
         const double products = StepFlops(sequence, options.micro_batch) / worst.peak_flops;
         const double mib = 1.0 / (1 << 20);
         std::printf(
@@ -345,8 +440,18 @@ int main(int argc, char** argv) {
   app.add_flag("--fp32", options.fp32, "fp32 instead of bf16");
   app.add_option("--checkpoint", options.checkpoint, "write checkpoints below this folder");
   app.add_option("--interval", options.interval, "steps between two checkpoints");
+  app.add_flag("--offload", options.offload,
+               "compare with the optimizer state in a shard store, at stages 1 to 3");
+  app.add_option("--rounds", options.rounds, "of that comparison");
+  app.add_option("--store-threads", options.store_threads, "threads of the store's updates");
   app.add_option("--set", options.set, "override a key of the job, key.path=value");
   CLI11_PARSE(app, argc, argv);
   options.steps = std::max(options.steps, static_cast<int>(zeroshard::kColdSteps) + 1);
-  return zeroshard::Run(options);
+  options.rounds = std::max(options.rounds, 1);
+  for (const int ranks : options.ranks) {
+    if (ranks >= 1 && ranks <= zeroshard::kMostRanks) continue;
+    std::fprintf(stderr, "train_step: --ranks %d; wanted 1 to %d\n", ranks, zeroshard::kMostRanks);
+    return 2;
+  }
+  return options.offload ? zeroshard::Compare(options) : zeroshard::Run(options);
 }
