@@ -83,7 +83,7 @@ TEST_P(ServedStoresTest, SgdHasTheNumbersOfItsFormulaAtEveryShape) {
   ExpectAllOk(wanted);
   formula.WaitForVersion(reference.steps());
   const std::string expected = Fingerprint(wanted[0]) + formula.Digest();
-  EXPECT_LT(wanted[0].records.back().loss(), wanted[0].records.front().loss()) << "it learns";
+  EXPECT_NE(formula.Digest(), MemoryStores(reference, {}).Digest()) << "nothing was trained";
   for (const Case& c : {Case{1, 1, false, 1, 1}, {2, 2, false, 3, 2}, {3, 3, true, 2, 1}}) {
     const v1::JobSpec spec = Spec(c, true, more);
     ServedStores stores(spec, c.stores, kElements);
