@@ -33,8 +33,9 @@ std::vector<std::string> OffloadTest::Endless(std::vector<std::string> args) {
   return args;
 }
 
-std::vector<std::string> OffloadTest::Endurance(int stores, int replicas, bool parameters) {
-  std::vector<std::string> args = Offload(stores, replicas, parameters);
+std::vector<std::string> OffloadTest::Endurance(int stores, int replicas, bool parameters,
+                                                const std::string& device) {
+  std::vector<std::string> args = Offload(stores, replicas, parameters, device);
   args.insert(args.end(), {"--set", "steps=120", "--set", "bf16.enabled=true"});
   return args;
 }

@@ -24,7 +24,8 @@ class OffloadTest : public LocalTest {
                                           const std::string& device = "cpu");
   static std::vector<std::string> Endless(std::vector<std::string> args);
   // An offloaded bf16 job with enough steps for something to die in the middle.
-  static std::vector<std::string> Endurance(int stores, int replicas, bool parameters = false);
+  static std::vector<std::string> Endurance(int stores, int replicas, bool parameters = false,
+                                            const std::string& device = "cpu");
 
   // With JSON output.
   std::unique_ptr<Process> StartJson(const std::string& workdir,

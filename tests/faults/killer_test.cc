@@ -1,7 +1,7 @@
 // Kills processes of offloaded jobs at random times, from a seed that is printed: whatever dies,
 // the job completes, its history is the undisturbed run's and its weights are the same.
 //
-//   ZEROSHARD_FAULT_RUNS=N     runs of each kind; 0: without end. Default 13
+//   ZEROSHARD_FAULT_RUNS=N     runs of each kind; 0: without end. Default 9
 //   ZEROSHARD_FAULT_SECONDS=S  no run is begun later than that, unless they are without end
 //   ZEROSHARD_FAULT_SEED=K     the first run's seed, for one that failed
 #include <signal.h>
@@ -38,6 +38,7 @@ struct Kind {
   int replicas;
   bool parameters;
   const char* checkpoint;  // interval; null: none
+  const char* device = "cpu";
 };
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
@@ -51,7 +52,8 @@ class Killer : public OffloadTest, public testing::WithParamInterface<Kind> {
  protected:
   std::vector<std::string> Args() const {
     const Kind& kind = GetParam();
-    std::vector<std::string> args = Endurance(kind.stores, kind.replicas, kind.parameters);
+    std::vector<std::string> args =
+        Endurance(kind.stores, kind.replicas, kind.parameters, kind.device);
     if (kind.checkpoint != nullptr) {
       args.insert(
           args.end(),
@@ -87,7 +89,7 @@ class Killer : public OffloadTest, public testing::WithParamInterface<Kind> {
 };
 
 TEST_P(Killer, WhateverDiesTheHistoryIsTheUndisturbedOnes) {
-  const uint64_t runs = Setting("ZEROSHARD_FAULT_RUNS", 13);
+  const uint64_t runs = Setting("ZEROSHARD_FAULT_RUNS", 9);
   const uint64_t seconds = Setting("ZEROSHARD_FAULT_SECONDS", 600);
   const uint64_t first = Setting(
       "ZEROSHARD_FAULT_SEED",
@@ -119,7 +121,9 @@ INSTANTIATE_TEST_SUITE_P(Offload, Killer,
                          testing::Values(Kind{"OneStore", 1, 1, false, "15"},
                                          Kind{"ThreeStores", 3, 1, true, "15"},
                                          Kind{"Replicas", 3, 2, false, "15"},
-                                         Kind{"ReplicasWithoutCheckpoints", 3, 2, true, nullptr}),
+                                         Kind{"ReplicasWithoutCheckpoints", 3, 2, true, nullptr},
+                                         Kind{"Disks", 2, 1, true, "15", "nvme"},
+                                         Kind{"DisksReplicas", 3, 2, false, "15", "nvme"}),
                          [](const testing::TestParamInfo<Kind>& info) { return info.param.name; });
 
 }  // namespace
