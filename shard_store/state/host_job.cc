@@ -213,6 +213,9 @@ void HostJob::End(const absl::Status& status) {
     changed_.notify_all();
   }
   Make(calls);
+  // One that is on its way out would count for the process that comes after a fence.
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !reporting_; });
 }
 
 void HostJob::Finish() {
@@ -256,6 +259,7 @@ void HostJob::SendReport(bool always) {
     if (context_->options.on_report) context_->options.on_report(report);
     std::lock_guard<std::mutex> lock(mutex_);
     reporting_ = false;
+    changed_.notify_all();
     if (!std::exchange(report_again_, false)) return;
     always = true;
   }
