@@ -1,6 +1,5 @@
 #include "shard_store/state/nvme_pulls.h"
 
-#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -10,12 +9,11 @@ namespace zeroshard::store {
 namespace {
 
 constexpr int kThreads = 2;
-constexpr std::chrono::seconds kBufferWait(60);
 
 }  // namespace
 
-NvmePulls::NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers)
-    : room_(std::make_shared<Room>()) {
+NvmePulls::NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers, absl::Duration patience)
+    : patience_(patience), room_(std::make_shared<Room>()) {
   room_->free = std::move(buffers);
   for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { Main(); });
 }
@@ -64,7 +62,7 @@ void NvmePulls::Serve(Task task) {
   bool ending = false;
   {
     std::unique_lock<std::mutex> lock(room_->mutex);
-    room_->changed.wait_for(lock, kBufferWait,
+    room_->changed.wait_for(lock, absl::ToChronoNanoseconds(patience_),
                             [this] { return room_->ending || !room_->free.empty(); });
     ending = room_->ending;
     if (!ending && !room_->free.empty()) {
@@ -74,9 +72,9 @@ void NvmePulls::Serve(Task task) {
   }
   if (ending) return task.done(absl::CancelledError("the state here is no longer kept"));
   if (buffer == nullptr) {
-    return task.done(absl::DeadlineExceededError(
-        "no buffer for parameters from the disk came free within 60 s: workers do not read what "
-        "they asked for; look at them and at the network"));
+    return task.done(absl::CancelledError(absl::StrCat(
+        "no buffer for parameters from the disk came free within ", absl::FormatDuration(patience_),
+        ": workers do not read what they asked for; look at them and at the network")));
   }
   // Back to the others when the last who looks at it lets go.
   const std::shared_ptr<const void> pin(buffer->data(),

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "shard_store/state/buffer.h"
 #include "shard_store/state/job_state.h"
 
@@ -25,13 +26,15 @@ class NvmePulls {
 
   // `buffers` of one section of a chunk each: as many reads and what they have brought are in
   // memory at a time. A buffer comes back when its pin goes, also after this.
-  explicit NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers);
+  explicit NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers,
+                     absl::Duration patience = absl::Seconds(60));
   ~NvmePulls() { End(); }
   NvmePulls(const NvmePulls&) = delete;
   NvmePulls& operator=(const NvmePulls&) = delete;
 
-  // Never waits. `done` is called once, from a thread of this: DEADLINE_EXCEEDED where no buffer
-  // came back in time, since workers do not read what they asked for.
+  // Never waits. `done` is called once, from a thread of this: CANCELLED where no buffer came back
+  // within `patience`, since workers do not read what they asked for; nothing is wrong with the
+  // state then.
   void Add(size_t bytes, Read read, Done done);
   // Ends what is queued, and what comes later, with CANCELLED. Not on a thread of this.
   void End();
@@ -53,6 +56,7 @@ class NvmePulls {
   void Main();
   void Serve(Task task);
 
+  const absl::Duration patience_;
   const std::shared_ptr<Room> room_;
   std::vector<std::thread> threads_;
 };

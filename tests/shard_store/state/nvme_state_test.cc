@@ -2,10 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <future>
 
+#include "common/checkpoint/file_system.h"
 #include "common/plan/nvme_bytes.h"
+#include "common/status_macros.h"
+#include "tests/shard_store/nvme/disk_faults.h"
 #include "tests/shard_store/state/small_job.h"
 
 namespace zeroshard::store {
@@ -28,6 +33,8 @@ class NvmeStateTest : public testing::Test {
     options_.budget = budget_.get();
     options_.pool = &pool_;
     options_.nvme = disk_.Options();
+    options_.nvme.hook = &faults_;
+    options_.nvme.stall_limit = absl::Milliseconds(200);
     options_.nvme.chunk_elements = chunk_elements;
     auto state = JobState::Create(options_);
     ASSERT_TRUE(state.ok()) << state.status();
@@ -39,7 +46,7 @@ class NvmeStateTest : public testing::Test {
     ASSERT_TRUE(state_->Fill({&fresh, nullptr, nullptr}, all, nullptr, nullptr).ok());
   }
 
-  void Step(uint64_t step) {
+  absl::Status Stage(uint64_t step) {
     const size_t width = shape_.bf16 ? 2 : 4;
     for (size_t u = 0; u < model_.units.size(); ++u) {
       const std::vector<char> gradient = GradientOf(model_, u, step, shape_.bf16);
@@ -47,16 +54,46 @@ class NvmeStateTest : public testing::Test {
         if (static_cast<size_t>(chunk.unit) != u) continue;
         const absl::Span<const char> part[] = {absl::MakeConstSpan(gradient).subspan(
             static_cast<size_t>(chunk.begin) * width, static_cast<size_t>(chunk.size()) * width)};
-        ASSERT_TRUE(state_->Stage(id, 0, chunk.size(), part).ok());
+        ZS_RETURN_IF_ERROR(state_->Stage(id, 0, chunk.size(), part));
       }
     }
+    return absl::OkStatus();
+  }
+  absl::Status Apply(uint64_t step) {
     std::promise<absl::Status> done;
     state_->Apply(
         Decision(step), [](uint32_t, uint32_t) {},
         [&](const absl::Status& status) { done.set_value(status); });
-    const absl::Status status = done.get_future().get();
+    return done.get_future().get();
+  }
+  void Step(uint64_t step) {
+    absl::Status status = Stage(step);
+    if (status.ok()) status = Apply(step);
     ASSERT_TRUE(status.ok()) << status;
     reference_->Step(Decision(step));
+  }
+  // What is said where the disk answers so, in one of the ways to it.
+  absl::Status Meet(const std::string& way, const nvme::DiskHook::Verdict& verdict) {
+    ZS_RETURN_IF_ERROR(Stage(2));
+    faults_.Set([verdict](const auto&) { return verdict; });
+    if (way == "step") return Apply(2);
+    if (way == "pull") return state_->Parameters(0, 0, 1).status();
+    if (way == "digest") return state_->Digest({0}).status();
+    if (way == "copy") {
+      float value = 0;
+      return state_->GetState(0, StateKind::kExpAvg, 0, absl::MakeSpan(&value, 1));
+    }
+    const TempFolder checkpoint;
+    v1::SnapshotOrder order;
+    order.set_step(1);
+    order.set_folder(checkpoint.path());
+    order.set_count(1);
+    order.add_chunks(0);
+    state_->PreserveSnapshot(order);
+    const v1::SnapshotReport report = state_->WriteSnapshot(
+        &FileSystem::Real(), [](uint64_t) {}, nullptr);
+    EXPECT_FALSE(report.problem().empty());
+    return state_->Health();
   }
 
   uint64_t InFolder() const {
@@ -72,6 +109,7 @@ class NvmeStateTest : public testing::Test {
   std::map<uint32_t, Chunk> chunks_;
   std::unique_ptr<MemoryBudget> budget_;
   SmallDisk disk_;
+  nvme::DiskFaults faults_;
   TaskPool pool_{2};
   JobStateOptions options_;
   std::unique_ptr<JobState> state_;
@@ -94,6 +132,54 @@ TEST_F(NvmeStateTest, AStateOfFourTimesTheMemoryIsTrainedWithinIt) {
   state_ = nullptr;
   EXPECT_EQ(budget_->used(), 0u);
   EXPECT_EQ(InFolder(), 0u);
+}
+
+TEST_F(NvmeStateTest, AnErrorOfTheDiskIsSaidWhereverItIsMetAndTheStateIsOfNoUse) {
+  for (const char* way : {"step", "pull", "digest", "copy", "snapshot"}) {
+    SCOPED_TRACE(way);
+    ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+    ASSERT_NO_FATAL_FAILURE(Step(1));
+    const absl::Status status = Meet(way, nvme::Answer(-EIO));
+    EXPECT_TRUE(IsOfTheState(status)) << status;
+    EXPECT_EQ(state_->Health(), status);
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(HasSubstr(strerror(EIO)), HasSubstr(disk_.folder.path()),
+                               HasSubstr(" bytes at ")));
+    faults_.Set({});
+    state_ = nullptr;
+    EXPECT_EQ(InFolder(), 0u);
+  }
+}
+
+TEST_F(NvmeStateTest, GradientsThatTheDiskDoesNotTakeFailThePushOrTheStep) {
+  ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+  ASSERT_NO_FATAL_FAILURE(Step(1));
+  faults_.Set([](const auto& attempt) {
+    return attempt.write ? nvme::Answer(-EIO) : nvme::DiskHook::Verdict{};
+  });
+  absl::Status status = Stage(2);
+  faults_.Set({});
+  if (status.ok()) status = Apply(2);
+  EXPECT_TRUE(IsOfTheState(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(strerror(EIO)));
+  EXPECT_FALSE(state_->Health().ok());
+}
+
+TEST_F(NvmeStateTest, ADiskThatDoesNotAnswerIsAnErrorInTimeWhereverItIsMet) {
+  for (const char* way : {"step", "pull", "snapshot"}) {
+    SCOPED_TRACE(way);
+    ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+    ASSERT_NO_FATAL_FAILURE(Step(1));
+    nvme::DiskHook::Verdict hang;
+    hang.what = nvme::DiskHook::Verdict::kHang;
+    const absl::Status status = Meet(way, hang);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(disk_.folder.path()));
+    EXPECT_FALSE(state_->Health().ok());
+    faults_.Set({});
+    state_ = nullptr;
+    EXPECT_EQ(InFolder(), 0u);
+  }
 }
 
 TEST_F(NvmeStateTest, WhatTheCoordinatorCountsIsWhatTheFileTakes) {
