@@ -100,7 +100,7 @@ uint64_t PeakBytes(pid_t pid) {
 
 // What a store process takes beside --memory-limit: its program and libraries, threads, messages on
 // their way on its streams, and what a checkpoint's writer holds (shard_store/README.md).
-constexpr uint64_t kBesideTheLimit = uint64_t{80} << 20;
+constexpr uint64_t kBesideTheLimit = uint64_t{48} << 20;
 
 // 15 million elements, of 16 bytes each, on a store with a quarter of that; a checkpoint each step.
 TEST_F(NvmeTest, AStateFourTimesTheStoresMemoryIsTrainedAndSavedFromItsDisk) {
