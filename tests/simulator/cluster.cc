@@ -86,7 +86,8 @@ void Cluster::StartMember(v1::MemberKind kind, const std::string& name) {
   hello.set_fingerprint("avx2-onednn");
   std::shared_ptr<Process> process;
   if (kind == v1::MEMBER_KIND_STORE) {
-    auto store = std::make_shared<SimStore>(this, hello);
+    auto store = std::make_shared<SimStore>(
+        this, hello, world_.Chance(50) ? absl::Seconds(20) : absl::InfiniteDuration());
     stores_[hello.incarnation()] = store;
     process = store;
   } else {

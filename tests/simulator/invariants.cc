@@ -1,5 +1,6 @@
 #include "tests/simulator/invariants.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -12,6 +13,7 @@
 
 namespace zeroshard::simulator {
 
+using coordinator::CoreOptions;
 using coordinator::CounterRecord;
 using coordinator::JobRecord;
 using coordinator::LogRecord;
@@ -104,11 +106,28 @@ void Invariants::CheckLost(const Run& run) {
     const SimStore::Job* job = store->Find(run.map.run_id);
     if (job == nullptr) return false;
     const v1::StoreReport& report = job->control.report();
+    // Who was told to go back could not know yet of what was copied just now, from a store that
+    // lives on although it counts as lost.
+    const auto& copies = job->control.job().copies();
+    const bool copied = std::any_of(copies.begin(), copies.end(),
+                                    [&](const auto& copy) { return copy.chunk() == chunk; });
+    if (copied && cluster_->world().now() - job->ready_at < CoreOptions().member_timeout) {
+      return false;
+    }
     return report.version().epoch() == run.epoch && report.map_version() == run.map_version &&
            (report.phase() == v1::STORE_PHASE_READY ||
             report.phase() == v1::STORE_PHASE_APPLYING) &&
            job->state.contains(chunk);
   };
+  bool copying = false;
+  for (const v1::StoreMap::Store& where : map.stores()) {
+    const std::shared_ptr<SimStore> store = cluster_->StoreOf(where.incarnation());
+    if (store == nullptr || !store->alive() || fences.contains(where.incarnation())) continue;
+    const SimStore::Job* job = store->Find(run.map.run_id);
+    copying |= job != nullptr && job->control.report().phase() == v1::STORE_PHASE_LOADING &&
+               !job->control.job().copies().empty();
+  }
+  cut_copies_ += copying ? 1 : 0;
   const auto chunks = static_cast<uint32_t>(map.placement_size()) / map.replicas();
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     bool held = false;

@@ -42,6 +42,8 @@ class Invariants {
   uint64_t recoveries() const { return recoveries_; }
   uint64_t rollbacks() const { return rollbacks_; }
   uint64_t decisions() const { return decisions_; }
+  // Rollbacks while a live store copied from one that was lost.
+  uint64_t cut_copies() const { return cut_copies_; }
 
  private:
   struct Run {
@@ -72,6 +74,7 @@ class Invariants {
   std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
   std::set<std::string> applied_;
   uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
+  uint64_t cut_copies_ = 0;
 };
 
 }  // namespace zeroshard::simulator

@@ -166,7 +166,25 @@ void Scenario::Fault() {
       cluster_.StartMember(store ? v1::MEMBER_KIND_STORE : v1::MEMBER_KIND_WORKER, name);
     });
   };
-  switch (world().Upto(9)) {
+  // A store that another one copies from, else any.
+  const auto source = [&] {
+    for (const auto& [name, process] : cluster_.members()) {
+      const auto* store = dynamic_cast<const SimStore*>(process.get());
+      if (store == nullptr) continue;
+      for (const auto& [run_id, job] : store->jobs()) {
+        const v1::StoreJob& what = job->control.job();
+        if (job->control.report().phase() != v1::STORE_PHASE_LOADING || what.copies().empty()) {
+          continue;
+        }
+        const auto from = static_cast<int>(what.copies(0).from_store());
+        if (cluster_.Find(what.map().stores(from).member()) != nullptr) {
+          return what.map().stores(from).member();
+        }
+      }
+    }
+    return any("store");
+  };
+  switch (world().Upto(11)) {
     case 0:
     case 1:
       return kill(any("store"));
@@ -182,6 +200,9 @@ void Scenario::Fault() {
       return cluster_.Pause(any(world().Chance(50) ? "store" : "worker"), stopped());
     case 8:
       return cluster_.BreakSession(any(world().Chance(50) ? "store" : "worker"));
+    case 9:
+    case 10:
+      return kill(source());
     default:
       return cluster_.coordinator().Pause(stopped());
   }
@@ -257,6 +278,7 @@ Outcome Scenario::Run() {
   outcome.rollbacks = cluster_.invariants().rollbacks();
   outcome.decisions = cluster_.invariants().decisions();
   outcome.given_up = cluster_.invariants().given_up();
+  outcome.cut_copies = cluster_.invariants().cut_copies();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
   return outcome;

@@ -13,8 +13,9 @@ struct Outcome {
   std::string trace;    // the last events
   // What happened, to see that the seeds reach what they should.
   uint64_t steps = 0, faults = 0, recoveries = 0, rollbacks = 0, decisions = 0, boots = 0;
-  uint64_t given_up = 0;  // jobs, after too many faults in a row
-  double seconds = 0;     // simulated
+  uint64_t given_up = 0;    // jobs, after too many faults in a row
+  uint64_t cut_copies = 0;  // rollbacks with a copy under way whose source was lost
+  double seconds = 0;       // simulated
 };
 
 struct ScenarioOptions {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace zeroshard::simulator {
@@ -33,6 +34,12 @@ void SimStore::OnMessage(const v1::CoordinatorMessage& message) {
       Settle(*job);
     }
   } else if (message.has_refused()) {
+    // One that hears and answers gets on, or says why not, before anybody loses patience with it.
+    if (absl::StrContains(message.refused().reason(), "did not get on with") &&
+        cluster_->world().now() - paused_until_ > absl::Minutes(2)) {
+      cluster_->world().Violate(
+          "fence", absl::StrCat(name(), " is well and was fenced: ", message.refused().reason()));
+    }
     if (message.refused().fenced()) cluster_->Reincarnate(shared_from_this());
   } else if (message.has_store()) {
     OnDirective(message.store());
@@ -118,6 +125,7 @@ void SimStore::Load(Job& job, const std::vector<uint32_t>& keep) {
     }
   }
   job.state = std::move(state);
+  job.kept = keep;
   job.staging.clear();
   LoadNext(job, std::move(left), cluster_->world().now());
 }
@@ -126,6 +134,7 @@ void SimStore::LoadNext(Job& job, std::vector<uint32_t> left, absl::Duration sin
   World& world = cluster_->world();
   if (left.empty()) {
     Work(job, world.Between(absl::Milliseconds(1), absl::Seconds(2)), [this](Job& job) {
+      job.ready_at = cluster_->world().now();
       CarryOut(job, job.control.OnLoaded(absl::OkStatus()));
       Settle(job);
     });
@@ -156,7 +165,8 @@ void SimStore::LoadNext(Job& job, std::vector<uint32_t> left, absl::Duration sin
            if (state.ok()) {
              job.state[chunk] = *state;
              rest.pop_back();
-           } else if (cluster_->world().now() - since > absl::Seconds(30)) {
+           } else if (absl::IsNotFound(state.status()) ||
+                      cluster_->world().now() - since > patience_) {
              return fail(absl::UnavailableError(state.status().message()));
            }
            return LoadNext(job, std::move(rest), since);
@@ -188,7 +198,11 @@ absl::StatusOr<uint64_t> SimStore::Copy(const std::string& run_id, const v1::Sta
   const Job* job = Find(run_id);
   if (job == nullptr) return absl::NotFoundError(absl::StrCat(name(), " has nothing of it"));
   const v1::StoreReport& report = job->control.report();
-  if (report.phase() != v1::STORE_PHASE_READY || report.version().epoch() != version.epoch() ||
+  // Two stores may copy from each other.
+  const bool here = report.phase() == v1::STORE_PHASE_READY ||
+                    (report.phase() == v1::STORE_PHASE_LOADING &&
+                     std::find(job->kept.begin(), job->kept.end(), chunk) != job->kept.end());
+  if (!here || report.version().epoch() != version.epoch() ||
       report.version().step() != version.step() || !job->state.contains(chunk)) {
     return absl::UnavailableError(absl::StrCat(name(), " is at step ", report.version().step(),
                                                " of epoch ", report.version().epoch()));

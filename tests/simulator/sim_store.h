@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shard_store/core/job_control.h"
@@ -17,12 +18,16 @@ namespace zeroshard::simulator {
 
 class SimStore : public Process {
  public:
-  using Process::Process;
+  // How long it waits for a store that it copies from. Those that wait for ever need the
+  // coordinator to tell them what to do instead.
+  SimStore(Cluster* cluster, v1::Hello hello, absl::Duration patience)
+      : Process(cluster, std::move(hello)), patience_(patience) {}
 
   struct Job {
     explicit Job(const std::string& run_id) : control(run_id) {}
     store::JobControl control;
     std::map<uint32_t, uint64_t> state;  // by chunk
+    std::vector<uint32_t> kept;          // of those, since before the latest load
     struct Staged {
       uint32_t count = 0;
       uint64_t generation = 0;
@@ -33,6 +38,7 @@ class SimStore : public Process {
     uint64_t work = 0;             // grows when what is under way is ended
     uint64_t snapshot = 0;         // likewise
     uint64_t loads = 0;
+    absl::Duration ready_at;  // when the last of them was complete
     struct Pull {
       uint64_t generation, epoch, step;
       uint32_t chunk, begin, count;
@@ -70,6 +76,7 @@ class SimStore : public Process {
   // In this process while the work of the job goes on.
   void Work(Job& job, absl::Duration delay, std::function<void(Job&)> what);
 
+  const absl::Duration patience_;
   std::map<std::string, std::unique_ptr<Job>> jobs_;
 };
 

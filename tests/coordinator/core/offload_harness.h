@@ -89,8 +89,9 @@ class OffloadHarness : public Harness {
   // A new process of that name.
   void StartStore(const std::string& name, const std::string& host = "",
                   uint64_t memory_bytes = 1 << 30, uint64_t nvme_bytes = 0) {
-    const FakeStore before = stores_[name];
+    const bool holds_loading = stores_[name].holds_loading;
     stores_[name] = FakeStore();
+    stores_[name].holds_loading = holds_loading;
     JoinStore(name, host.empty() ? absl::StrCat("host-of-", name) : host, memory_bytes, nvme_bytes);
     stores_[name].incarnation = member(name).hello.incarnation();
     Pump();
