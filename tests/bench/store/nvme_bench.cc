@@ -6,7 +6,11 @@
 // write, read   AsyncIo, one block after the other   beside   fio --rw=write, --rw=read
 // update        the pipeline with nothing computed: of each row 3.5 MiB read and 3.5 MiB written
 //               (state, bf16 gradients and parameters), every block summed and checked
+// apply         a whole step of a job's state on disk as a store has it: the pipeline with the
+//               buffers that a store gives a job, AdamW, checksums and digests
+//                                                    both beside   fio --rw=rw, --rw=randrw
 //
+// Rates of update, apply and fio's mixtures are bytes read and written together.
 // fio registers its buffers and does not change them between writes, as here.
 // All files are written once before anything is timed, so that no one pays for fresh extents, and
 // who comes first alternates. Without fio on the PATH only this program's numbers are printed.
@@ -19,6 +23,9 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <future>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,10 +35,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
+#include "common/kernels/init.h"
+#include "common/plan/model_table.h"
+#include "common/plan/nvme_bytes.h"
 #include "common/status_macros.h"
 #include "shard_store/nvme/chunk_file.h"
 #include "shard_store/nvme/update_pipeline.h"
 #include "shard_store/nvme/wait_group.h"
+#include "shard_store/state/job_state.h"
 #include "tests/bench/support/rates.h"
 
 namespace zeroshard::nvme {
@@ -49,13 +60,17 @@ struct Options {
   bool threads = false;
 };
 
-// Bytes a second; none where there is no fio, or it says nothing.
-std::optional<double> Fio(const Options& options, const std::string& path, int blocks, bool write) {
+enum FioKind { kFioRead, kFioWrite, kFioMixed, kFioRandom };
+constexpr const char* kFioNames[] = {"read", "write", "rw", "randrw"};
+
+// Bytes a second, read and written together; none where there is no fio, or it says nothing.
+std::optional<double> Fio(const Options& options, const std::string& path, int blocks,
+                          FioKind kind) {
   const std::string command = absl::StrCat(
       "fio --name=bench --filename='", path, "' --bs=", kBufferBytes,
       " --size=", static_cast<uint64_t>(blocks) * kBufferBytes, " --iodepth=", options.depth,
       " --direct=1 --ioengine=io_uring --fixedbufs=1 --scramble_buffers=0 --overwrite=1 --rw=",
-      write ? "write" : "read", " --output-format=json 2>/dev/null");
+      kFioNames[kind], " --output-format=json 2>/dev/null");
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return std::nullopt;
   std::string text;
@@ -64,7 +79,11 @@ std::optional<double> Fio(const Options& options, const std::string& path, int b
   if (pclose(pipe) != 0) return std::nullopt;
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("jobs")) return std::nullopt;
-  return json["jobs"][0][write ? "write" : "read"]["bw_bytes"].get<double>();
+  double rate = 0;
+  for (const char* way : {"read", "write"}) {
+    rate += json["jobs"][0][way]["bw_bytes"].get<double>();
+  }
+  return rate;
 }
 
 // One block after the other, `depth` of them on their way.
@@ -155,6 +174,82 @@ absl::StatusOr<double> Step(const std::shared_ptr<ChunkFile>& file,
   return bytes / (Now() - begun);
 }
 
+// A job of about `megabytes` of state, on disk, stepped as a store does it.
+class Applies {
+ public:
+  absl::Status Make(const std::string& folder, int megabytes) {
+    v1::ModelSpec* model = spec_.mutable_model();
+    model->set_architecture("gpt2");
+    model->set_hidden_size(768);
+    model->set_layers(static_cast<uint32_t>(std::max(1, megabytes / 108)));  // 7.1 M of 16 bytes
+    model->set_heads(12);
+    model->set_sequence_length(128);
+    model->set_vocab_size(1024);
+    spec_.set_name("bench");
+    spec_.mutable_bf16()->set_enabled(true);
+    v1::OptimizerParams* params = spec_.mutable_optimizer()->mutable_params();
+    spec_.mutable_optimizer()->set_type("AdamW");
+    params->set_lr(1e-3);
+    params->add_betas(0.9);
+    params->add_betas(0.95);
+    params->set_eps(1e-8);
+    params->set_weight_decay(0.1);
+    spec_.mutable_zero_optimization()->mutable_offload_optimizer()->set_device("nvme");
+    ZS_ASSIGN_OR_RETURN(model_, MakeModelTable(spec_.model()));
+    store::JobStateOptions options;
+    options.spec = spec_;
+    options.model = &model_;
+    for (const Chunk& chunk : ChunkTable::Make(model_).chunks)
+      options.chunks.emplace(static_cast<uint32_t>(options.chunks.size()), chunk);
+    chunks_ = options.chunks;
+    options.digests = true;
+    options.budget = &memory_;
+    options.pool = &pool_;
+    options.nvme.dir = folder;
+    options.nvme.budget = &disk_;
+    options.nvme.run_id = "apply";
+    ZS_ASSIGN_OR_RETURN(state_, store::JobState::Create(options));
+    const FreshWeights fresh(1);
+    std::vector<uint32_t> all;
+    for (const auto& [id, chunk] : chunks_) all.push_back(id);
+    return state_->Fill(
+        {&fresh, nullptr, nullptr}, all, [](uint32_t) {}, nullptr);
+  }
+
+  absl::StatusOr<double> Step(uint64_t step) {
+    double bytes = 0;
+    const std::vector<char> gradients(2 * static_cast<size_t>(kChunkElements), '\x3a');
+    for (const auto& [id, chunk] : chunks_) {
+      const absl::Span<const char> part[] = {
+          absl::MakeConstSpan(gradients).first(2 * static_cast<size_t>(chunk.size()))};
+      ZS_RETURN_IF_ERROR(state_->Stage(id, 0, chunk.size(), part));
+      bytes += 28.0 * static_cast<double>(chunk.size());
+    }
+    v1::StepDecision decision;
+    decision.set_epoch(1);
+    decision.set_step(step);
+    decision.set_adam_step(step);
+    decision.set_multiplier(1);
+    decision.set_learning_rate(1e-3f);
+    std::promise<absl::Status> done;
+    const double begun = Now();
+    state_->Apply(
+        decision, [](uint32_t, uint32_t) {},
+        [&done](const absl::Status& status) { done.set_value(status); });
+    ZS_RETURN_IF_ERROR(done.get_future().get());
+    return bytes / (Now() - begun);
+  }
+
+ private:
+  v1::JobSpec spec_;
+  ModelTable model_;
+  std::map<uint32_t, Chunk> chunks_;
+  store::MemoryBudget memory_{uint64_t{1} << 40};
+  store::MemoryBudget disk_{uint64_t{1} << 50, "NVMe folder", "--nvme-limit"};
+  store::TaskPool pool_{2};
+  std::unique_ptr<store::JobState> state_;
+};
+
 absl::Status Bench(const Options& options, const std::string& folder) {
   const int buffers = std::max(options.depth, options.rows * kBuffersPerRow) + 4;
   ZS_ASSIGN_OR_RETURN(const auto arena, BufferArena::Create(buffers, kBufferBytes));
@@ -202,7 +297,10 @@ absl::Status Bench(const Options& options, const std::string& folder) {
     return absl::OkStatus();
   };
 
-  Rates ours[2], fio[2], update;  // read, write
+  Applies job;
+  ZS_RETURN_IF_ERROR(job.Make(folder, options.megabytes));
+
+  Rates ours[2], fio[4], update, apply;  // read, write; fio's of each kind
   const auto run_ours = [&](bool write, bool timed) -> absl::Status {
     ZS_ASSIGN_OR_RETURN(const auto pool, BufferPool::Create(arena, options.depth));
     ZS_ASSIGN_OR_RETURN(const double rate,
@@ -210,24 +308,29 @@ absl::Status Bench(const Options& options, const std::string& folder) {
     if (timed) ours[write].Add(rate);
     return absl::OkStatus();
   };
-  const auto run_fio = [&](bool write, bool timed) {
-    const auto rate = Fio(options, folder + "/fio", blocks, write);
-    if (rate.has_value() && timed) fio[write].Add(*rate);
+  const auto run_fio = [&](FioKind kind, bool timed) {
+    const auto rate = Fio(options, folder + "/fio", blocks, kind);
+    if (rate.has_value() && timed) fio[kind].Add(*rate);
   };
   ZS_RETURN_IF_ERROR(run_ours(true, false));
-  run_fio(true, false);
+  run_fio(kFioWrite, false);
   for (int round = 0; round < options.rounds; ++round) {
     for (const bool write : {true, false}) {
-      if (round % 2 == 0) run_fio(write, true);
+      const FioKind kind = write ? kFioWrite : kFioRead;
+      if (round % 2 == 0) run_fio(kind, true);
       ZS_RETURN_IF_ERROR(run_ours(write, true));
-      if (round % 2 == 1) run_fio(write, true);
+      if (round % 2 == 1) run_fio(kind, true);
     }
+    run_fio(kFioMixed, true);
     const uint64_t version = static_cast<uint64_t>(round) + 1;
     ZS_RETURN_IF_ERROR(stage(version));
     ZS_ASSIGN_OR_RETURN(const auto pool, BufferPool::Create(arena, options.rows * kBuffersPerRow));
     Threads threads;
     ZS_ASSIGN_OR_RETURN(const double rate, Step(chunks, pool, &threads, version));
     update.Add(rate);
+    ZS_ASSIGN_OR_RETURN(const double applied, job.Step(version));
+    apply.Add(applied);
+    run_fio(kFioRandom, true);
   }
   std::printf("%d blocks of %u bytes, %d at a time, over %s%s; medians of %d rounds\n", blocks,
               kBufferBytes, options.depth, io->engine(),
@@ -242,9 +345,21 @@ absl::Status Bench(const Options& options, const std::string& folder) {
       std::printf("  %.0f %% of fio's\n", 100 * ours[write].Median() / fio[write].Median());
     }
   }
-  std::printf("update      %s read and written together, %d rows (%.0f MB of buffers)\n",
-              update.Text().c_str(), options.rows,
-              options.rows * kBuffersPerRow * static_cast<double>(kBufferBytes) / 1e6);
+  for (const FioKind kind : {kFioMixed, kFioRandom}) {
+    if (!fio[kind].empty())
+      std::printf("fio  %-6s %s\n", kFioNames[kind], fio[kind].Text().c_str());
+  }
+  const auto print = [&](const char* name, const Rates& rates, double buffers) {
+    std::printf("ours %s %s  (%.0f MB of buffers)", name, rates.Text().c_str(), buffers / 1e6);
+    for (const FioKind kind : {kFioMixed, kFioRandom}) {
+      if (fio[kind].empty()) continue;
+      std::printf("  %.0f %% of fio's %s", 100 * rates.Median() / fio[kind].Median(),
+                  kFioNames[kind]);
+    }
+    std::printf("\n");
+  };
+  print("update", update, options.rows * kBuffersPerRow * static_cast<double>(kBufferBytes));
+  print("apply ", apply, kNvmeUpdateBuffers * static_cast<double>(kBufferBytes));
   return absl::OkStatus();
 }
 
