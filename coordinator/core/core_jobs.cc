@@ -155,6 +155,10 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     if (!ahead.empty()) {
       reason = absl::StrCat("behind ", ahead);
     } else if (Reopen(run, moment, out, &reason)) {
+      if (run.job.saving && !IsEnded(run.job.state) && run.job.reason != kSavingReason) {
+        run.job.reason = kSavingReason;
+        out->actions.push_back(RunChanged{run.job.run_id});
+      }
       continue;
     }
     const bool needs_ranks = !run.job.saving && (run.job.committed_step != run.job.spec.steps() ||

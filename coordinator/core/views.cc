@@ -41,6 +41,14 @@ v1::JobStatus Core::Brief(const Run& run) const {
 }
 
 std::string Core::WaitsFor(const Run& run, const Moment& moment) const {
+  const bool finishes = run.job.saving || run.job.committed_step == run.job.spec.steps();
+  if (run.offload != nullptr && !run.Live() && run.job.state == v1::JOB_STATE_RECOVERING &&
+      finishes && !run.offload->no_room_since && !MissesEvaluation(run)) {
+    const std::vector<std::string> late = StoresNotReady(run, 0);
+    if (!late.empty()) return AtMostThree(late);
+    if (!run.offload->snapshot) return "the shard stores to say what they end with";
+    return absl::StrCat("the checkpoint of step ", run.offload->snapshot->step);
+  }
   if (!run.Live() || run.Failing()) return "";
   const bool starting = run.job.state == v1::JOB_STATE_PLACING || Starting(run);
   if (!starting && !run.return_deadline) return "";

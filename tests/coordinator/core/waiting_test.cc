@@ -135,6 +135,23 @@ TEST(RecoveryWords, ARecoveringJobThatIsSavedSaysSo) {
   EXPECT_THAT(h.Status("a").reason(), HasSubstr("writing a checkpoint before it is cancelled"));
 }
 
+TEST(RecoveryWords, AfterAFailureThatACancelMetItIsTheSaveThatIsWaitedFor) {
+  OffloadHarness h;
+  StartSaved(h, 0);
+  h.TrainTo("a", 3);
+  h.Store("store-0").holds_snapshots = true;
+  h.End("worker-1", "UNAVAILABLE", "a peer is gone", 0);
+  h.CancelJob("a", true);
+  h.AdvanceBeating(absl::Seconds(2), {"worker-0", "worker-1", "store-0"});
+  h.Pump();
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(h.Status("a").reason(),
+            "writing a checkpoint before it is cancelled; waits for the checkpoint of step 3");
+  h.Store("store-0").holds_snapshots = false;
+  h.Pump();
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_CANCELLED);
+}
+
 TEST(RankProgress, IsNeverBehindTheCommittedStep) {
   OffloadHarness h;
   StartSaved(h, 0);
