@@ -399,19 +399,18 @@ void BulkStream::End(absl::Status status) {
 void BulkStream::Cut(bool last) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!writing_ || finished_ || cutting_ || (saying_why_ && !last)) return;
+    if (self_ == nullptr || cutting_) return;  // gRPC is done with it
+    if (!last && (!writing_ || saying_why_)) return;
     cutting_ = true;  // the call, and its context, stay until this is done
   }
   context_->TryCancel();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cutting_ = false;
-  }
-  WriteNext();
+  std::lock_guard<std::mutex> lock(mutex_);
+  cutting_ = false;
+  cut_.notify_all();
 }
 
 void BulkStream::MaybeFinish() {
-  if (finished_ || writing_ || cutting_) return;
+  if (finished_ || writing_) return;
   if (!ending_ && !(read_ended_ && !reading_ && pulls_ == 0)) return;
   if (!end_.ok() && !cancelled_ && !saying_why_) {
     saying_why_ = writing_ = true;
@@ -442,7 +441,8 @@ void BulkStream::OnDone() {
   std::deque<Answer> answers;
   std::shared_ptr<BulkStream> self;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    cut_.wait(lock, [this] { return !cutting_; });  // which waits for nothing
     session = std::move(session_);
     answers.swap(answers_);
     self = std::move(self_);

@@ -84,7 +84,7 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void End(absl::Status status);
   void WriteNext();
   // Some time after the end: cancels the call where a write is still open; `last`: also where it is
-  // that of the reason.
+  // that of the reason, or where the call's own end does not get through.
   void Cut(bool last);
 
   // --- with the lock ---
@@ -114,6 +114,7 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer outgoing_;
 
   std::mutex mutex_;
+  std::condition_variable cut_;                 // `cutting_` is over
   std::shared_ptr<BulkSession> session_;        // from the hello to the end of the call
   std::shared_ptr<bulk::SharedRegion> region_;  // of the hello; null: payloads travel in frames
   bool reading_ = false;                        // a read is open, or what it brought is being taken
