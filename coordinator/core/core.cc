@@ -54,7 +54,13 @@ Decision Core::Start(const Moment& given) {
   out.records.push_back(CounterRecord{"term", term_});
   out.reasons.push_back(absl::StrCat("term ", term_, " of cluster ", cluster_id_));
   for (auto& [run_id, run] : runs_) {
-    if (IsEnded(run.job.state)) continue;
+    if (IsEnded(run.job.state)) {
+      if (run.offload != nullptr && newest_[run.job.spec.name()] == run_id) {
+        WriteLogged(run, &out);
+        WriteHistory(run, &out);
+      }
+      continue;
+    }
     out.actions.push_back(
         PrepareFolder{run.job.spec.name(), run_id, run.job.history_of, run.job.first_step});
     out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});

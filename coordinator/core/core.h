@@ -242,6 +242,8 @@ class Core {
   bool ReplicasDiffer(Run& run, const Moment& moment, Decision* out);
   void DecideStep(Run& run, const Moment& moment, Decision* out);
   void WriteHistory(Run& run, Decision* out);
+  // What the log knows of the run's last steps and its history does not.
+  void WriteLogged(Run& run, Decision* out);
   absl::Status TakeFullerSteps(Run& run, const v1::ReportStepsRequest& body, const Moment& moment,
                                Decision* out);
   void RestoreOffload(Run& run, LoadedJob& loaded);

@@ -290,6 +290,18 @@ void Core::RestoreOffload(Run& run, LoadedJob& loaded) {
   o.written = run.last.step();
 }
 
+void Core::WriteLogged(Run& run, Decision* out) {
+  OffloadedRun& o = *run.offload;
+  // Also of an epoch that is over: what is before the step that it went back to stays.
+  for (const v1::StepRecord& record : std::exchange(o.logged, {})) {
+    if (record.step() <= o.written || record.step() > run.job.committed_step) continue;
+    WriteHistory(run, out);
+    o.unwritten = record;
+    run.last = record;
+    if (run.first.step() == 0) run.first = record;
+  }
+}
+
 void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
   OffloadedRun& o = *run.offload;
   if (o.map.map_version == 0) return;
@@ -302,14 +314,7 @@ void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
     if (run.first.step() > o.written) run.first.Clear();
     for (auto& [prompt, step] : run.sampled) step = std::min(step, o.written);
   }
-  // Also of an epoch that is over: what is before the step that it went back to stays.
-  for (const v1::StepRecord& record : std::exchange(o.logged, {})) {
-    if (record.step() <= o.written || record.step() > job.committed_step) continue;
-    WriteHistory(run, out);
-    o.unwritten = record;
-    run.last = record;
-    if (run.first.step() == 0) run.first = record;
-  }
+  WriteLogged(run, out);
   o.slots = MakeSlots(o, moment.now);
   for (StoreSlot& slot : o.slots) {
     if (run.Live() || !members_.fences().contains(slot.store.incarnation())) continue;

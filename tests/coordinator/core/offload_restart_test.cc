@@ -234,6 +234,21 @@ TEST(OffloadRestart, WhatAnEndedJobLeftOnAStoreIsDropped) {
   EXPECT_TRUE(h.Stored("store-0", "a-1").report.dropped());
 }
 
+TEST(OffloadRestart, AJobThatEndedAsTheCoordinatorDiedHasItsLastStepInTheHistory) {
+  OffloadHarness h;
+  Start(h);
+  h.TrainTo("a", 6);
+  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(5)));  // the sixth is not reported yet
+  h.End("worker-0");
+  h.CrashAt(1, Harness::Crash::kAfterTheLog);
+  h.End("worker-1");
+  ASSERT_EQ(h.boots(), 2);
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
+  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
+  h.Restart();
+  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
+}
+
 TEST(OffloadRestart, ACrashDuringARollBackEndsInOneHistory) {
   for (const auto how : {Harness::Crash::kBeforeTheLog, Harness::Crash::kAfterTheLog}) {
     OffloadHarness h;
