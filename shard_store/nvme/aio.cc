@@ -71,7 +71,7 @@ Answer Take(Operation* operation, int64_t result, absl::Status* status) {
   operation->done += whole;
   operation->idle = whole == 0 ? operation->idle + 1 : 0;
   if (operation->idle > kMostIdle) {
-    return fail(absl::UnavailableError(
+    return fail(absl::UnknownError(  // as of EIO
         absl::StrCat("cannot ", operation->Text(), ": after ", operation->done,
                      " bytes the kernel stopped going on (", kMostIdle, " tries)")));
   }

@@ -22,7 +22,7 @@ class BulkSession {
   virtual ~BulkSession() = default;
   virtual absl::Status Push(const bulk::Header& header,
                             absl::Span<const absl::Span<const char>> parts) = 0;
-  // After Push said UNAVAILABLE.
+  // After Push said TooEarly.
   virtual void WaitForPush(const bulk::Header& header,
                            std::function<void(const absl::Status&)> ready) = 0;
   virtual void Pull(const bulk::Header& header, PullHandler handler) = 0;

@@ -11,6 +11,7 @@
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "shard_store/state/too_early.h"
 
 namespace zeroshard::store {
 namespace {
@@ -91,7 +92,7 @@ void BulkStream::OnReadDone(bool ok) {
   auto frame = bulk::ReadFrame(incoming_, region_.get());
   incoming_.Clear();
   absl::Status status = frame.ok() ? Take(&*frame) : frame.status();
-  if (frame.ok() && frame->header.type == FrameType::kPush && absl::IsUnavailable(status)) {
+  if (IsTooEarly(status)) {
     WaitForPush(std::make_shared<bulk::ReceivedFrame>(*std::move(frame)));
   } else {
     Taken(std::move(status));
@@ -113,26 +114,49 @@ void BulkStream::Taken(absl::Status status) {
 }
 
 // Meanwhile reading_ stays set: nothing else is read.
-void BulkStream::WaitForPush(std::shared_ptr<bulk::ReceivedFrame> frame) {
-  const std::shared_ptr<BulkSession> session = this->session();
-  if (session == nullptr) return Taken(absl::CancelledError("the peer is gone"));
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    push_waits_ = true;
+void BulkStream::WaitForPush(const std::shared_ptr<bulk::ReceivedFrame>& frame) {
+  // An answer that is there at once is dealt with here, in turn, rather than deeper and deeper.
+  struct Said {
+    std::mutex mutex;
+    bool waits = false;
+    std::optional<absl::Status> ready;
+  };
+  while (true) {
+    const std::shared_ptr<BulkSession> session = this->session();
+    if (session == nullptr) return Taken(absl::CancelledError("the peer is gone"));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      push_waits_ = true;
+    }
+    WriteNext();  // what waits for room waits no longer
+    const auto said = std::make_shared<Said>();
+    session->WaitForPush(frame->header,
+                         [self = shared_from_this(), frame, said](const absl::Status& ready) {
+                           {
+                             std::lock_guard<std::mutex> lock(said->mutex);
+                             if (!said->waits) {
+                               said->ready = ready;
+                               return;
+                             }
+                           }
+                           if (!self->TakeAgain(frame.get(), ready)) self->WaitForPush(frame);
+                         });
+    {
+      std::lock_guard<std::mutex> lock(said->mutex);
+      said->waits = !said->ready.has_value();
+      if (said->waits) return;
+    }
+    if (TakeAgain(frame.get(), *said->ready)) return;
   }
-  WriteNext();  // what waits for room waits no longer
-  session->WaitForPush(
-      frame->header, [self = shared_from_this(), frame](const absl::Status& ready) {
-        // The call may have ended meanwhile: a push would be taken for a hello then.
-        const bool ended = self->session() == nullptr;
-        absl::Status status = ended ? absl::CancelledError("the peer is gone") : ready;
-        if (status.ok()) status = self->Take(frame.get());
-        if (ready.ok() && absl::IsUnavailable(status)) {
-          self->WaitForPush(frame);
-        } else {
-          self->Taken(std::move(status));
-        }
-      });
+}
+
+bool BulkStream::TakeAgain(bulk::ReceivedFrame* frame, const absl::Status& ready) {
+  // The call may have ended meanwhile: a push would be taken for a hello then.
+  absl::Status status = session() == nullptr ? absl::CancelledError("the peer is gone") : ready;
+  if (status.ok()) status = Take(frame);
+  if (IsTooEarly(status)) return false;
+  Taken(std::move(status));
+  return true;
 }
 
 void BulkStream::ReadOn() {

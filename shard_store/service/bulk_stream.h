@@ -68,11 +68,13 @@ class BulkStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       : context_(context), open_(open), pins_(std::move(pins)), silent_(std::move(silent)) {}
 
   // --- on the thread that reads; without the lock ---
-  // UNAVAILABLE: a push that is too early; it is kept, and taken again later.
+  // TooEarly: a push that is kept, and taken again later.
   absl::Status Take(bulk::ReceivedFrame* frame);
   // What was read is dealt with, so: reads on, or ends the stream.
   void Taken(absl::Status status);
-  void WaitForPush(std::shared_ptr<bulk::ReceivedFrame> frame);
+  void WaitForPush(const std::shared_ptr<bulk::ReceivedFrame>& frame);
+  // False: it is too early still.
+  bool TakeAgain(bulk::ReceivedFrame* frame, const absl::Status& ready);
   std::shared_ptr<BulkSession> session();
   absl::Status SayHello(const bulk::ReceivedFrame& frame);
   void StartPull(BulkSession* session, const bulk::Header& header);

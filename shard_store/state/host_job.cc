@@ -338,6 +338,20 @@ absl::Status HostJob::CheckFrame(const Stream& stream, const bulk::Header& heade
                                                  " of ", control_.report().run_id()));
 }
 
+absl::Status HostJob::CheckPush(const bulk::Header& header) const {
+  ZS_RETURN_IF_ERROR(control_.CheckStream(header.generation));
+  const absl::Status status = control_.CheckPush(header.generation, header.epoch, header.step,
+                                                 header.chunk, header.begin, header.count);
+  if (absl::IsUnavailable(status)) return TooEarly(status.message());
+  const bool applying = control_.report().phase() == v1::STORE_PHASE_APPLYING;
+  if (status.ok() && state_ == nullptr) return TooEarly("the state is being loaded");
+  if (status.ok() && applying && !state_->state->StagesWhileApplying()) {
+    return TooEarly(absl::StrCat("gradients of step ", header.step, " for chunk ", header.chunk,
+                                 " have room here once all of the step before is applied"));
+  }
+  return status;
+}
+
 // Counts while it lives, so that nothing is applied, and nothing of a newer generation staged,
 // while memory is being copied.
 class HostJob::Busy {
@@ -379,8 +393,7 @@ absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
   std::unique_lock<std::mutex> lock(mutex_);
   const auto check = [&]() -> absl::Status {
     ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
-    return control_.CheckPush(header.generation, header.epoch, header.step, header.chunk,
-                              header.begin, header.count);
+    return CheckPush(header);
   };
   absl::Status status = check();
   if (absl::IsAlreadyExists(status)) return absl::OkStatus();
@@ -391,17 +404,17 @@ absl::Status HostJob::Push(Stream* stream, const bulk::Header& header,
     status = check();  // it may have waited
     if (absl::IsAlreadyExists(status)) return absl::OkStatus();
     ZS_RETURN_IF_ERROR(status);
-    if (state_ == nullptr) return absl::UnavailableError("the state is being loaded");
     life = life_;
     state = state_;
-    status = busy.Do(
-        [&] { return state->state->Stage(header.chunk, header.begin, header.count, parts); });
+    status = busy.Do([&] {
+      return state->state->Stage(header.chunk, header.step, header.begin, header.count, parts);
+    });
   }
   ZS_RETURN_IF_ERROR(CheckFrame(*stream, header));
   if (!status.ok()) {
-    if (life != life_) return absl::UnavailableError("the state is being loaded");
+    if (life != life_) return TooEarly("the state is being loaded");
     lock.unlock();
-    if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
+    if (!IsOfTheState(status)) return status;
     FailState(life, status);
     return LostHere(status);
   }
@@ -444,10 +457,7 @@ bool HostJob::Answer(Waiting* waiting, Calls* calls) {
   if (waiting->push) {
     // Only what comes by itself is waited for; other errors are Push's to give.
     const absl::Status open = frame.ok() ? control_.CheckStream(header.generation) : frame;
-    const bool early = open.ok() && absl::IsUnavailable(control_.CheckPush(
-                                        header.generation, header.epoch, header.step, header.chunk,
-                                        header.begin, header.count));
-    if (early) return false;
+    if (open.ok() && IsTooEarly(CheckPush(header))) return false;
     calls->push_back([push = std::move(waiting->push), open] { push(open); });
     return true;
   }
@@ -545,7 +555,7 @@ absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Sp
   }
   if (life != life_) return absl::UnavailableError("the state is being loaded");
   lock.unlock();
-  if (!IsOfTheState(status) || absl::IsUnavailable(status)) return status;
+  if (!IsOfTheState(status)) return status;
   FailState(life, status);
   return LostHere(status);
 }

@@ -120,6 +120,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   bool Answer(Waiting* waiting, Calls* calls);  // false: it has to wait
   absl::StatusOr<JobState::ParameterRead> Pin(const bulk::Header& header);
   absl::Status CheckFrame(const Stream& stream, const bulk::Header& header) const;
+  // As JobControl::CheckPush; what comes by itself is TooEarly.
+  absl::Status CheckPush(const bulk::Header& header) const;
   bool IsHere(uint32_t chunk) const;  // at the version of the report
   v1::StoreReport MakeReport() const;
 

@@ -95,10 +95,13 @@ class JobState {
   virtual absl::Status GetState(uint32_t chunk, StateKind kind, int64_t begin,
                                 absl::Span<float> values) const = 0;
 
-  // Copies gradients of the wire type to where they are staged. Thread-safe for disjoint ranges,
-  // also beside Parameters; not beside Apply of the same step.
-  virtual absl::Status Stage(uint32_t chunk, int64_t begin, int64_t count,
+  // Copies gradients of the wire type to where they are staged for `step`, which is the one after
+  // the version here; while that is applied, the one after it, of chunks that `on_chunk` told of,
+  // where StagesWhileApplying. Thread-safe for disjoint ranges, also beside Parameters.
+  virtual absl::Status Stage(uint32_t chunk, uint64_t step, int64_t begin, int64_t count,
                              absl::Span<const absl::Span<const char>> parts) = 0;
+  // Whether gradients of the next step may be staged before `done` of Apply.
+  virtual bool StagesWhileApplying() const { return true; }
 
   // One step over all trained chunks, on the pool; returns at once. `on_chunk` as chunks get ready,
   // in order of their first use in a forward pass as far as that goes, with the CRC-32C of the

@@ -214,7 +214,7 @@ absl::Status MemoryState::GetState(uint32_t id, StateKind kind, int64_t begin,
   return absl::OkStatus();
 }
 
-absl::Status MemoryState::Stage(uint32_t id, int64_t begin, int64_t count,
+absl::Status MemoryState::Stage(uint32_t id, uint64_t /*step*/, int64_t begin, int64_t count,
                                 absl::Span<const absl::Span<const char>> parts) {
   ZS_ASSIGN_OR_RETURN(const ChunkPtr chunk, Find(id, begin, count));
   if (chunk->staging == nullptr) {

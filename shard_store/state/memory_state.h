@@ -40,7 +40,7 @@ class MemoryState : public JobState {
   absl::Status FinishChunk(uint32_t chunk) override;
   absl::Status GetState(uint32_t chunk, StateKind kind, int64_t begin,
                         absl::Span<float> values) const override;
-  absl::Status Stage(uint32_t chunk, int64_t begin, int64_t count,
+  absl::Status Stage(uint32_t chunk, uint64_t step, int64_t begin, int64_t count,
                      absl::Span<const absl::Span<const char>> parts) override;
   void Apply(const v1::StepDecision& decision,
              std::function<void(uint32_t chunk, uint32_t digest)> on_chunk,

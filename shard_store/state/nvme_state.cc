@@ -242,14 +242,20 @@ absl::Status NvmeState::GetState(uint32_t id, StateKind kind, int64_t begin,
   return ReadKind(view, kind, view.version, begin, values);
 }
 
-absl::Status NvmeState::Stage(uint32_t id, int64_t begin, int64_t count,
+absl::Status NvmeState::Stage(uint32_t id, uint64_t step, int64_t begin, int64_t count,
                               absl::Span<const absl::Span<const char>> parts) {
   ZS_ASSIGN_OR_RETURN(const View view, Find(id, begin, count));
   if (view.chunk.bytes.staging == 0) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", id, " of job ", options_.spec.name(),
                                                    " is frozen: it takes no gradients"));
   }
-  return Note(view.disk->staging->Stage(id, view.version + 1, begin, count, parts));
+  // Filed under another step it would go with what is dropped after that.
+  if (step != view.version + 1) {
+    return absl::FailedPreconditionError(absl::StrCat("gradients of step ", step, " for chunk ", id,
+                                                      " of job ", options_.spec.name(), "; step ",
+                                                      view.version + 1, " is staged here"));
+  }
+  return Note(view.disk->staging->Stage(id, step, begin, count, parts));
 }
 
 absl::StatusOr<JobState::ParameterRead> NvmeState::BeginRead(uint32_t id, int64_t begin,

@@ -45,8 +45,10 @@ class NvmeState : public JobState {
   absl::Status GetState(uint32_t chunk, StateKind kind, int64_t begin,
                         absl::Span<float> values) const override;
   // Waits for the disk where it is slower than what comes in.
-  absl::Status Stage(uint32_t chunk, int64_t begin, int64_t count,
+  absl::Status Stage(uint32_t chunk, uint64_t step, int64_t begin, int64_t count,
                      absl::Span<const absl::Span<const char>> parts) override;
+  // The gradients of a step lie where those of the step before are until all of it is applied.
+  bool StagesWhileApplying() const override { return false; }
   // Waits for gradients that are still on their way to the disk.
   void Apply(const v1::StepDecision& decision,
              std::function<void(uint32_t chunk, uint32_t digest)> on_chunk,

@@ -10,7 +10,6 @@
 #include "shard_store/state/host_job.h"
 
 namespace zeroshard::store {
-
 struct StoreHost::Impl {
   explicit Impl(StoreHostOptions options) : context(std::move(options)) {}
 

@@ -17,6 +17,7 @@
 #include "shard_store/state/job_state.h"
 #include "shard_store/state/memory_budget.h"
 #include "shard_store/state/task_pool.h"
+#include "shard_store/state/too_early.h"
 #include "zeroshard/v1/store.pb.h"
 
 namespace zeroshard::store {
@@ -76,16 +77,18 @@ class StoreHost {
   // store ends the stream.
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
-  // Checks, stages and counts one kPush frame, whose payload is `parts`; never waits. OK: it is
-  // staged, or was before. UNAVAILABLE: the chunk does not have the version before yet (another
-  // replica of it was quicker), see WaitForPush. Other errors are those of JobControl::CheckPush
-  // and ABORTED where the stream was ended.
+  // Checks, stages and counts one kPush frame, whose payload is `parts`; waits for the disk alone,
+  // of a job that has its state there. OK: it is staged, or was before. TooEarly: the chunk does
+  // not have the version before yet (another replica of it was quicker), or there is no room for
+  // the next step's gradients before all of this one is applied, see WaitForPush. UNAVAILABLE
+  // otherwise: the state here is of no use any more. Other errors are those of
+  // JobControl::CheckPush and ABORTED where the stream was ended.
   absl::Status Push(Stream* stream, const bulk::Header& header,
                     absl::Span<const absl::Span<const char>> parts);
-  // After Push said UNAVAILABLE: calls `ready` once, from any thread or at once, when that frame
-  // can be given to Push again (which then says whatever is so), with OK; with an error when the
+  // After Push said TooEarly: calls `ready` once, from any thread or at once, when that frame can
+  // be given to Push again (which then says whatever is so), with OK; with an error when the
   // stream was ended or closed, or the state here is of no use any more (UNAVAILABLE). Until then
-  // the peer is best not read on.
+  // the peer is best not read on. For a job on the disk that thread is not one of the pool.
   using PushHandler = std::function<void(const absl::Status&)>;
   void WaitForPush(const std::shared_ptr<Stream>& stream, const bulk::Header& header,
                    PushHandler ready);

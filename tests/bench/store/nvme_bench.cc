@@ -222,7 +222,7 @@ class Applies {
     for (const auto& [id, chunk] : chunks_) {
       const absl::Span<const char> part[] = {
           absl::MakeConstSpan(gradients).first(2 * static_cast<size_t>(chunk.size()))};
-      ZS_RETURN_IF_ERROR(state_->Stage(id, 0, chunk.size(), part));
+      ZS_RETURN_IF_ERROR(state_->Stage(id, step, 0, chunk.size(), part));
       bytes += 28.0 * static_cast<double>(chunk.size());
     }
     v1::StepDecision decision;

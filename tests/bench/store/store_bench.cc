@@ -94,7 +94,7 @@ absl::Status Run(const Options& options) {
   const std::vector<uint16_t> gradient(static_cast<size_t>(kChunkElements), 0x3c00);  // 2^-7
   const absl::Span<const char> bytes[] = {
       {reinterpret_cast<const char*>(gradient.data()), gradient.size() * sizeof(uint16_t)}};
-  for (const uint32_t id : ids) ZS_RETURN_IF_ERROR(state->Stage(id, 0, table[id].size(), bytes));
+  for (const uint32_t id : ids) ZS_RETURN_IF_ERROR(state->Stage(id, 1, 0, table[id].size(), bytes));
 
   std::vector<std::shared_ptr<MemoryChunk>> plain;
   for (const uint32_t id : ids) {

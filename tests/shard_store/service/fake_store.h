@@ -20,6 +20,7 @@
 #include "common/bulk/transport/frame_buffer.h"
 #include "common/grpc_server.h"
 #include "shard_store/service/bulk_service.h"
+#include "shard_store/state/too_early.h"
 
 namespace zeroshard::store {
 
@@ -127,7 +128,7 @@ class FakeStore {
       absl::Status status;
       store_->With([&](Facts& state) {
         if (state.hold_pushes) {
-          status = absl::UnavailableError("too early");
+          status = TooEarly("too early");
           return;
         }
         if (state.on_push) status = state.on_push(header);

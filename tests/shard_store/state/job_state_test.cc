@@ -297,12 +297,12 @@ TEST_P(EachState, WhatIsNotHereOrDoesNotFitIsRefused) {
                  trained = static_cast<uint32_t>(ChunkTable::Make(world.model_, 4096).first[1]);
   const std::vector<char> bytes(256);
   const absl::Span<const char> parts[] = {bytes};
-  EXPECT_TRUE(state->Stage(trained, 0, 128, parts).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, 0, 127, parts)));
-  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, 4096 - 64, 128, parts)));
-  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, -1, 128, parts)));
-  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(frozen, 0, 128, parts)));
-  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(100000, 0, 128, parts)));
+  EXPECT_TRUE(state->Stage(trained, 1, 0, 128, parts).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, 1, 0, 127, parts)));
+  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, 1, 4096 - 64, 128, parts)));
+  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(trained, 1, -1, 128, parts)));
+  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(frozen, 1, 0, 128, parts)));
+  EXPECT_TRUE(absl::IsInvalidArgument(state->Stage(100000, 1, 0, 128, parts)));
   EXPECT_TRUE(absl::IsInvalidArgument(state->Parameters(trained, 0, 4097).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       state->Parameters(trained, 1, std::numeric_limits<int64_t>::max()).status()));

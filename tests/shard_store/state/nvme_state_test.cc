@@ -54,7 +54,7 @@ class NvmeStateTest : public testing::Test {
         if (static_cast<size_t>(chunk.unit) != u) continue;
         const absl::Span<const char> part[] = {absl::MakeConstSpan(gradient).subspan(
             static_cast<size_t>(chunk.begin) * width, static_cast<size_t>(chunk.size()) * width)};
-        ZS_RETURN_IF_ERROR(state_->Stage(id, 0, chunk.size(), part));
+        ZS_RETURN_IF_ERROR(state_->Stage(id, step, 0, chunk.size(), part));
       }
     }
     return absl::OkStatus();
