@@ -215,7 +215,9 @@ class Core {
   // What a run that cannot train yet is waiting for; empty: nothing that is known.
   std::string WaitsFor(const Run& run, const Moment& moment) const;
   // Goes on with a run that is RECOVERING without a generation. False: it must wait, and `why`.
-  bool Reopen(Run& run, const Moment& moment, Decision* out, std::string* why);
+  // Behind run `ahead`, unless empty, it gets no ranks; what needs none is done.
+  bool Reopen(Run& run, const std::string& ahead, const Moment& moment, Decision* out,
+              std::string* why);
   bool PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why);
   // Chunks are nowhere but where they were being copied from a lost store. False: they may be there
   // already, and `why` says what is waited for.

@@ -152,9 +152,7 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     Run& run = runs_.at(entry->second);
     if (run.Live() || run.offload == nullptr || run.job.state != v1::JOB_STATE_RECOVERING) continue;
     std::string reason;
-    if (!ahead.empty()) {
-      reason = absl::StrCat("behind ", ahead);
-    } else if (Reopen(run, moment, out, &reason)) {
+    if (Reopen(run, ahead, moment, out, &reason)) {
       if (run.job.saving && !IsEnded(run.job.state) && run.job.reason != kSavingReason) {
         run.job.reason = kSavingReason;
         out->actions.push_back(RunChanged{run.job.run_id});
@@ -164,9 +162,7 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     const bool needs_ranks = !run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
                                                  MissesEvaluation(run));
     // Stores that were there come back soon or not at all.
-    const std::optional<absl::Duration>& no_room = run.offload->no_room_since;
-    const bool gives_way =
-        no_room && moment.now - *no_room >= options_.member_timeout + options_.return_grace;
+    const bool gives_way = run.offload->gave_way;
     if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
     reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;

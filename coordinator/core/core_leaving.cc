@@ -11,23 +11,25 @@ namespace zeroshard::coordinator {
 bool Core::IsHeldByLeavingAlone(const Run& run, bool* being_copied) const {
   const OffloadedRun& o = *run.offload;
   *being_copied = false;
+  const auto leaves = [this](const StoreSlot& slot) {
+    const Member* member = slot.lost ? nullptr : MemberOf(slot);
+    return member != nullptr && member->leaving;
+  };
+  if (std::none_of(o.slots.begin(), o.slots.end(), leaves)) return false;
   struct Chunk {
     bool leaves = false, stays = false, copied = false;
   };
   std::vector<Chunk> chunks(o.needs.chunks.size());
-  bool any = false;
   for (const StoreSlot& slot : o.slots) {
     const Member* member = MemberOf(slot);
     if (slot.lost || member == nullptr) continue;
     const bool there = slot.heard && slot.was_ready;
-    any |= member->leaving;
     for (const uint32_t number : slot.chunks) {
       if (number >= chunks.size()) continue;
       Chunk& chunk = chunks[number];
       (member->leaving ? chunk.leaves : there ? chunk.stays : chunk.copied) = true;
     }
   }
-  if (!any) return false;
   bool alone = false;
   for (const Chunk& chunk : chunks) {
     if (!chunk.leaves || chunk.stays) continue;
@@ -40,7 +42,9 @@ bool Core::IsHeldByLeavingAlone(const Run& run, bool* being_copied) const {
 bool Core::WaitsForSave(const Run& run) const {
   if (run.offload == nullptr || IsEnded(run.job.state) || !Trained(run)) return false;
   if (run.job.spec.checkpoint().dir().empty()) return false;
-  if (run.offload->unsaved_step == run.job.committed_step) return false;  // it cannot be
+  if (run.offload->parting_failed || run.offload->unsaved_step == run.job.committed_step) {
+    return false;  // it cannot be
+  }
   bool being_copied = false;
   return IsHeldByLeavingAlone(run, &being_copied);
 }
@@ -57,6 +61,7 @@ void Core::OnStoreLeaving(Member& member, const Moment& moment, Decision* out) {
       return !slot.lost && slot.store.incarnation() == member.hello.incarnation();
     });
     bool being_copied = false;
+    if (has && first) run.offload->parting_failed = false;  // it is tried for each of them
     if (!has || !Trained(run) || !IsHeldByLeavingAlone(run, &being_copied)) continue;
     const bool saves = WaitsForSave(run);
     const bool saved = saves && run.job.checkpoint.step() == run.job.committed_step;

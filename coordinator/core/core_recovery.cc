@@ -18,7 +18,9 @@ bool Core::Starting(const Run& run) {
 void Core::Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
                    bool planned) {
   OffloadedRun& o = *run.offload;
-  if (!planned) {
+  // Ranks that wait for longer than they may for a step which is not to be decided.
+  const bool held_up = WaitsForSave(run);
+  if (!planned && !held_up) {
     if (!o.first_sign) o.first_sign = moment.now;
     if (++o.recoveries > kMaxRecoveries && run.job.committed_step == run.job.spec.steps() &&
         MissesEvaluation(run)) {
@@ -38,13 +40,19 @@ void Core::Recover(Run& run, const std::string& reason, const Moment& moment, De
                 absl::AbortedError(absl::StrCat("generation ", run.job.generation, " of ",
                                                 run.job.run_id, " ended: ", reason)),
                 out);
+  if (o.snapshot && !o.snapshot->direct &&
+      (o.snapshot->phase == SnapshotWork::Phase::kBeginning ||
+       o.snapshot->phase == SnapshotWork::Phase::kReady)) {
+    DropSnapshot(run, "its step was not decided", out);
+  }
   o.assigned = false;
   SetState(run, v1::JOB_STATE_RECOVERING, reason, moment, out);
   schedule_again_ = true;
   Touch(run);
 }
 
-bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* why) {
+bool Core::Reopen(Run& run, const std::string& ahead, const Moment& moment, Decision* out,
+                  std::string* why) {
   OffloadedRun& o = *run.offload;
   if (o.return_deadline && moment.now < *o.return_deadline &&
       std::any_of(o.slots.begin(), o.slots.end(),
@@ -53,6 +61,7 @@ bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* wh
     return false;
   }
   const bool there = PrepareMap(run, moment, out, why);
+  if (there || !o.no_room_since) o.gave_way = false;
   // Also without any store: what it went back to is all that there is.
   if (run.job.saving && (!Trained(run) || run.job.checkpoint.step() == run.job.committed_step)) {
     EndSaved(run, Trained(run) ? "" : "what it had trained was lost before it could be saved",
@@ -60,13 +69,12 @@ bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* wh
     return true;
   }
   if (!there) return false;
-  o.no_room_since.reset();
   const bool all_decided = run.job.committed_step == run.job.spec.steps();
   const bool evaluates = all_decided && !run.job.saving && MissesEvaluation(run);
   if (evaluates) {
     OpenSnapshotsOf(run, out);
     MaybeSnapshotNow(run, moment, out);
-    if (!o.evaluation_deadline) {
+    if (ahead.empty() && !o.evaluation_deadline) {
       o.evaluation_deadline = moment.now + StartTimeout(run.job.spec) + SaveTimeout(run.job.spec);
       WakeBy(*o.evaluation_deadline);
     }
@@ -76,6 +84,14 @@ bool Core::Reopen(Run& run, const Moment& moment, Decision* out, std::string* wh
     MaybeSnapshotNow(run, moment, out);
     MaybeFinish(run, moment, out);
     return true;
+  }
+  if (!ahead.empty()) {
+    *why = absl::StrCat("behind ", ahead);
+    return false;
+  }
+  if (WaitsForSave(run)) {
+    *why = "waits until the shard stores that were asked to leave are gone";
+    return false;
   }
   const std::vector<Member*> chosen = Choose(run.job.spec, why);
   if (chosen.empty()) return false;
@@ -94,6 +110,7 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
                        [](const StoreSlot& slot) { return slot.lost.has_value(); });
   };
   const uint32_t have = o.map.job.map().replicas();
+  const std::optional<absl::Duration> no_room_since = std::exchange(o.no_room_since, std::nullopt);
   if (!lost() && have >= o.needs.replicas) return true;
 
   // Chunks that stores have, or with `copying` have been told to copy.
@@ -173,10 +190,8 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
   }
   if (!lost()) return true;
   *why = absl::StrCat("waits for room on the shard stores: ", no_room);
-  if (!o.no_room_since) {
-    o.no_room_since = moment.now;
-    WakeBy(moment.now + options_.member_timeout + options_.return_grace);
-  }
+  o.no_room_since = no_room_since.value_or(moment.now);
+  if (!no_room_since) WakeBy(moment.now + options_.member_timeout + options_.return_grace);
   return false;
 }
 
@@ -227,6 +242,8 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   ++o.map.map_version;
   out->records.push_back(o.map);
   o.decided.reset();
+  o.finish_deadline.reset();
+  o.evaluation_deadline.reset();
   if (o.unwritten && o.unwritten->step() > target) o.unwritten.reset();
   if (!MissesEvaluation(run)) WriteHistory(run, out);
   o.written = std::min(o.written, target);

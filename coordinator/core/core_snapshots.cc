@@ -247,7 +247,10 @@ void Core::EndSnapshot(Run& run, const v1::CheckpointRecord& record, const Momen
     out->reasons.push_back(absl::StrCat(run.job.run_id, ": ", taken.message()));
   }
   if (IsEnded(run.job.state)) return;
+  if (record.complete()) o.parting_failed = false;
   if (!record.complete() && !(work && work->again)) {
+    bool being_copied = false;
+    o.parting_failed |= IsHeldByLeavingAlone(run, &being_copied);
     o.unsaved_step = record.step();
     o.unsaved_why = record.message();
   }

@@ -248,6 +248,7 @@ absl::Status Core::TakeFullerSteps(Run& run, const v1::ReportStepsRequest& body,
       o.unwritten->set_seconds(record.seconds());
     }
     if (record.has_eval_loss()) {
+      o.evaluation_deadline.reset();
       if (std::isfinite(record.eval_loss())) {
         o.unwritten->set_eval_loss(record.eval_loss());
       } else {
@@ -393,6 +394,7 @@ void Core::EndOffload(Run& run, const std::string& reason, const Moment& moment,
   o.finish_deadline.reset();
   o.evaluation_deadline.reset();
   o.no_room_since.reset();
+  o.gave_way = false;
 }
 
 }  // namespace zeroshard::coordinator

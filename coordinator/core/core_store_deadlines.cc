@@ -27,9 +27,10 @@ void Core::CheckOffload(Run& run, const Moment& moment, Decision* out) {
   }
   // It stays until the job has gone on: meanwhile no store is late.
   if (o.copy_deadline && moment.now >= *o.copy_deadline) schedule_again_ = true;
-  if (o.no_room_since && !run.Live() &&
+  if (o.no_room_since && !o.gave_way &&
       moment.now >= *o.no_room_since + options_.member_timeout + options_.return_grace) {
-    schedule_again_ = true;  // it holds up nobody any more
+    o.gave_way = true;
+    schedule_again_ = true;
   }
   if (o.evaluation_deadline && moment.now >= *o.evaluation_deadline && !run.Failing()) {
     const std::string late = absl::StrCat(
@@ -121,7 +122,12 @@ void Core::CheckSlowStores(Run& run, const Moment& moment, Decision* out) {
   // The start has its own deadline, and so have copies whose source is lost.
   if (Starting(run) || o.return_deadline || o.copy_deadline) return;
   const absl::Duration limit = StepTimeout(run.job.spec);
+  // One that loads may wait for another that is lost, and is itself waited for by nobody.
+  const bool loads_freely =
+      !run.Live() && std::any_of(o.slots.begin(), o.slots.end(),
+                                 [](const StoreSlot& slot) { return slot.lost.has_value(); });
   for (StoreSlot& slot : o.slots) {
+    if (loads_freely && slot.report.phase() == v1::STORE_PHASE_LOADING) continue;
     if (slot.lost || moment.now - slot.last_change < limit) continue;
     const std::string lacks =
         slot.heard ? WhatLacks(slot.report, {slot.report.generation(), o.map.map_version, o.epoch(),

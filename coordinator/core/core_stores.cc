@@ -435,12 +435,14 @@ void Core::JudgeReport(Run& run, size_t store, bool advanced, const Moment& mome
 }
 
 void Core::StoreFailed(Run& run, size_t store, const Moment& moment, Decision* out) {
+  const OffloadedRun& o = *run.offload;
   StoreSlot& slot = run.offload->slots[store];
   const std::string says = absl::StrCat(slot.report.error_code(), ": ", slot.report.problem());
-  const auto& copies = run.offload->map.copies;
+  const auto& copies = o.map.copies;
   const bool copied = std::any_of(copies.begin(), copies.end(),
                                   [&](const auto& copy) { return copy.to_store == store; });
-  if (!slot.was_ready && !copied && !IsNetworkCode(slot.report.error_code())) {
+  // Whether it was ready is not known after a start; once steps are committed it has been.
+  if (o.AtBase() && !slot.was_ready && !copied && !IsNetworkCode(slot.report.error_code())) {
     EndSaved(run, absl::StrCat(NameOfStore(slot.store), " cannot load its part of the job: ", says),
              moment, out);
     return;

@@ -86,6 +86,8 @@ struct OffloadedRun {
   bool snapshots_open = false;
   uint64_t unsaved_step = 0;  // the newest step whose checkpoint was due and failed
   std::string unsaved_why;
+  // What stores that leave hold alone could not be saved: it holds up nobody any more.
+  bool parting_failed = false;
 
   bool assigned = false;                          // the ranks of the generation were told
   int recoveries = 0;                             // since the last decision
@@ -93,6 +95,7 @@ struct OffloadedRun {
   std::optional<absl::Duration> return_deadline;  // after a start: stores not heard of are lost
   std::optional<absl::Duration> finish_deadline;  // every step is decided; the rest is due by then
   std::optional<absl::Duration> no_room_since;    // it waits for room on the shard stores
+  bool gave_way = false;                          // for so long that others need not wait for it
   // After the last step only: what its loss on the validation set is given, where a rank that was
   // lost has not said it.
   std::optional<absl::Duration> evaluation_deadline;

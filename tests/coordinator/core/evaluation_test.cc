@@ -10,15 +10,17 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr uint64_t kSteps = 5;
 
-void StartEvaluated(OffloadHarness& h) {
+void StartEvaluated(OffloadHarness& h, uint32_t collective_seconds = 300) {
   h.JoinMany(2);
   h.StartStore("store-0");
   v1::JobSpec spec = OffloadHarness::OffloadSpec("a", 2, kSteps);
   spec.mutable_eval()->add_data("/data/val");
   spec.mutable_eval()->set_interval_steps(2);
+  spec.mutable_timeouts()->set_collective_seconds(collective_seconds);
   h.StartOffloaded(spec);
   ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
 }
@@ -139,6 +141,28 @@ TEST(Evaluation, AfterTheLastStepItIsGivenUpInTheEnd) {
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
   EXPECT_THAT(h.LastEvents("a"), HasSubstr("after step 5 is left out of the history"));
   EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(kSteps)));
+}
+
+TEST(Evaluation, ARollBackGivesItItsTimeAnew) {
+  OffloadHarness h;
+  StartEvaluated(h, 20);
+  h.TrainTo("a", kSteps);
+  LoseRankZero(h);
+  h.KillStore("store-0");
+  h.LetGo({"worker-0", "worker-1"});
+  h.StartStore("store-0");
+  h.BeginRanks("a");
+  ASSERT_EQ(h.Status("a").version().epoch(), 2) << h.Status("a").reason();
+  const std::vector<std::string> all = {"worker-0", "worker-1", "store-0"};
+  for (uint64_t step = 1; step <= 4; ++step) {
+    h.AdvanceBeating(absl::Seconds(25), all);
+    EXPECT_EQ(h.Train("a", step).step(), step) << h.Status("a").reason();
+  }
+  h.AdvanceBeating(absl::Seconds(15), all);  // it has been 115 s since rank 0 was lost
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  EXPECT_THAT(h.LastEvents("a"), Not(HasSubstr("left out")));
+  Evaluated(h, 4, 2.5);
+  EXPECT_EQ(EvalLosses(h).back(), 2.5);
 }
 
 TEST(Evaluation, ACancelDoesNotWaitForIt) {

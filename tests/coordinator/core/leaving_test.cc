@@ -99,6 +99,62 @@ TEST(StoreLeaves, AStepWhoseCheckpointWasBegunIsDecidedAndSaved) {
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
 }
 
+// Its folder is for nothing else, and no rank is there that would decide the step.
+TEST(StoreLeaves, AFolderOfAStepThatWasNotDecidedHoldsUpNoSave) {
+  for (const bool cancelled : {false, true}) {
+    OffloadHarness h;
+    StartSaved(h, 1, 1, 4);
+    h.TrainTo("a", 3);
+    h.answers_snapshots = false;
+    h.Seal("a-1", 4);
+    h.Commit("worker-0", 4);
+    h.Exit("worker-1", 0, 9);
+    h.answers_snapshots = true;
+    h.Pump();
+    h.LetGo({"worker-0", "worker-1"});
+    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+    if (cancelled) {
+      h.CancelJob("a", true);
+      h.Pump();
+      EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_CANCELLED) << h.Status("a").reason();
+    } else {
+      AsksToLeave(h, "store-0");
+      EXPECT_TRUE(AsksToLeave(h, "store-0"));
+    }
+    EXPECT_EQ(h.Status("a").checkpoint().step(), 3);
+  }
+}
+
+// Writing takes longer than ranks wait for a step.
+TEST(StoreLeaves, RanksThatCannotWaitAsLongAreNotOpenedAgainBeforeItIsGone) {
+  OffloadHarness h;
+  StartSaved(h, 1);
+  h.TrainTo("a", 3);
+  h.Store("store-0").holds_snapshots = true;
+  EXPECT_FALSE(AsksToLeave(h, "store-0"));
+  for (int i = 0; i < 7; ++i) {
+    for (const char* name : {"worker-0", "worker-1"}) {
+      if (h.Status("a").ranks_size() != 0) h.End(name, "UNAVAILABLE", "nothing moved for 300 s");
+    }
+    h.LetGo({"worker-0", "worker-1"});
+    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
+    EXPECT_THAT(h.Status("a").reason(), HasSubstr("asked to leave"));
+    h.BeginRanks("a");
+  }
+  EXPECT_EQ(h.Status("a").generation(), 1);
+  h.Store("store-0").holds_snapshots = false;
+  h.Pump();
+  EXPECT_TRUE(AsksToLeave(h, "store-0"));
+  Leave(h, "store-0");
+  h.StartStore("store-0");
+  h.BeginRanks("a");
+  h.TrainTo("a", 9);
+  for (const char* name : {"worker-0", "worker-1"}) h.End(name);
+  h.Pump();
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+}
+
 TEST(StoreLeaves, WithAnotherReplicaItGoesAtOnce) {
   OffloadHarness h;
   StartSaved(h, 2, 2);
@@ -136,8 +192,10 @@ TEST(StoreLeaves, WhatCannotBeSavedHoldsUpNobody) {
   h.Seal("a-1", 4);
   EXPECT_FALSE(AsksToLeave(h, "store-0"));
   EXPECT_THAT(h.LastEvents("a"), HasSubstr("no space left"));
-  EXPECT_TRUE(AsksToLeave(h, "store-0"));
   EXPECT_EQ(h.Train("a", 4).step(), 4);
+  h.Seal("a-1", 5);
+  EXPECT_TRUE(AsksToLeave(h, "store-0"));
+  EXPECT_EQ(h.Train("a", 5).step(), 5);
 }
 
 TEST(StoreLeaves, AJobThatHasNotTrainedOrHasEndedHoldsNoStore) {

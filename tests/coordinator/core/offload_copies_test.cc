@@ -204,6 +204,27 @@ TEST(BadReplica, ThatIsFoundByTheLastDigestIsReplacedToo) {
   EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
 }
 
+// It then knows from its log alone that the store was ready.
+TEST(BadReplica, ThatIsHeardOfAfterAStartOfTheCoordinatorIsReplacedToo) {
+  OffloadHarness h;
+  Start(h, 2, 2);
+  h.TrainTo("a", 3);
+  h.Restart();
+  v1::StoreReport& report = h.Stored("store-1", "a-1").report;
+  report.set_phase(v1::STORE_PHASE_FAILED);
+  report.set_problem("chunk 3: checksum");
+  report.set_error_code("DATA_LOSS");
+  for (const char* store : {"store-0", "store-1"}) h.ReconnectStore(store);
+  for (const std::string& name : kBoth) h.Connect(name, true);
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
+  h.LetGo(kBoth);
+  h.BeginRanks("a");
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  Finish(h);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+}
+
 // The first is being filled from the second, which turns out to be bad too.
 TEST(BadReplica, BothOfThemGoBack) {
   OffloadHarness h;
@@ -313,6 +334,29 @@ TEST(RollBack, LeavesTheHistoryTheSamplesAndTheDataPositionsOfAnUndisturbedRun) 
   };
   EXPECT_EQ(text(disturbed.HistoryRecords("a-1")), text(undisturbed.HistoryRecords("a-1")));
   EXPECT_EQ(text(disturbed.Samples("a-1")), text(undisturbed.Samples("a-1")));
+}
+
+TEST(RollBack, FromAllStepsTheJobHasItsTimeToEndAnew) {
+  OffloadHarness h;
+  h.JoinMany(2);
+  h.StartStore("store-0");
+  v1::JobSpec spec = OffloadHarness::SavedSpec("a", 2, 6, 0);
+  spec.mutable_timeouts()->set_collective_seconds(20);
+  h.StartOffloaded(spec);
+  h.Store("store-0").holds_snapshots = true;
+  Finish(h);
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  h.KillStore("store-0");
+  h.LetGo(kBoth);
+  h.StartStore("store-0");
+  h.BeginRanks("a");
+  ASSERT_EQ(h.Status("a").version().epoch(), 2) << h.Status("a").reason();
+  for (uint64_t step = 1; step <= 3; ++step) {
+    h.AdvanceBeating(absl::Seconds(20), kAlive);
+    EXPECT_EQ(h.Train("a", step).step(), step) << h.Status("a").reason();
+  }
+  Finish(h);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
 }
 
 }  // namespace

@@ -161,5 +161,76 @@ TEST(RankProgress, IsNeverBehindTheCommittedStep) {
   for (const v1::RankStatus& rank : status.ranks()) EXPECT_EQ(rank.progress().step(), 4);
 }
 
+// Two jobs with two replicas; the first waits for a worker.
+void StartTwo(OffloadHarness& h, int stores) {
+  h.JoinMany(4);
+  for (int i = 0; i < stores; ++i) h.StartStore(absl::StrCat("store-", i));
+  h.StartOffloaded(OffloadHarness::OffloadSpec("a", 2, 6, 2));
+  h.StartOffloaded(OffloadHarness::OffloadSpec("b", 2, 6, 2));
+  h.TrainTo("a", 2);
+  h.Exit("worker-0", 0, 9);
+  h.Idle("worker-0");
+  h.LetGo({"worker-1"});
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  ASSERT_EQ(h.Status("b").state(), v1::JOB_STATE_RUNNING);
+}
+
+TEST(Behind, AJobThatNeedsNoRanksIsNotHeldUp) {
+  OffloadHarness h;
+  StartTwo(h, 2);
+  h.TrainTo("b", 6);
+  h.KillStore("store-1");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(h.Status("b").state(), v1::JOB_STATE_COMPLETED) << h.Status("b").reason();
+}
+
+TEST(Behind, LostReplicasAreFilledAllTheSame) {
+  OffloadHarness h;
+  StartTwo(h, 3);
+  h.TrainTo("b", 3);
+  h.Exit("worker-2", 0, 9);
+  h.Idle("worker-2");
+  ASSERT_EQ(h.Status("b").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(h.Status("b").reason(), ::testing::HasSubstr("behind a-1"));
+  h.KillStore("store-1");
+  h.KillStore("store-2");
+  h.AdvanceBeating(absl::Seconds(11), {"store-0", "worker-1", "worker-3"});
+  h.Pump();
+  EXPECT_EQ(h.Status("b").version().epoch(), 1) << h.LastEvents("b");
+  EXPECT_EQ(h.Status("b").committed_step(), 3);
+  EXPECT_THAT(h.Status("b").reason(), ::testing::HasSubstr("behind a-1"));
+  h.Join("worker-0");
+  h.Join("worker-2");
+  h.LetGo({"worker-3"});
+  h.BeginRanks("a");
+  h.BeginRanks("b");
+  for (const char* job : {"a", "b"}) {
+    h.TrainTo(job, 6);
+    EXPECT_EQ(h.Status(job).committed_step(), 6) << h.Status(job).reason();
+    EXPECT_EQ(h.Status(job).steps_lost(), 0);
+  }
+}
+
+// While there is no room for what was lost, nobody waits for what the others load.
+TEST(WaitingForRoom, AStoreThatLoadsMeanwhileIsNotLate) {
+  OffloadHarness h;
+  h.JoinMany(2);
+  const v1::JobSpec spec = OffloadHarness::OffloadSpec("a", 2);
+  const uint64_t limit = BytesOfJob(spec) * 2 / 3;
+  h.Store("store-0").holds_loading = true;
+  for (const char* store : {"store-0", "store-1"}) h.StartStore(store, "", limit);
+  h.Submit1(spec);
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_PLACING) << h.Status("a").reason();
+  h.KillStore("store-1");
+  h.LetGo(kBoth);
+  EXPECT_THAT(h.Status("a").reason(), ::testing::HasSubstr("waits for room"));
+  h.AdvanceBeating(absl::Seconds(45), {"store-0", "worker-0", "worker-1"});
+  EXPECT_FALSE(h.core().members().fences().contains(h.member("store-0").hello.incarnation()));
+  h.Store("store-0").holds_loading = false;
+  h.StartStore("store-1", "", limit);
+  h.BeginRanks("a");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+}
+
 }  // namespace
 }  // namespace zeroshard::coordinator
