@@ -1,6 +1,10 @@
 #include "common/metrics_server.h"
 
+#include <atomic>
+#include <chrono>
 #include <exception>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,7 +54,26 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   return result;
 }
 
-MetricsServer::~MetricsServer() = default;
+// The exposer's listening thread looks every two seconds whether it should end, or when somebody
+// connects.
+MetricsServer::~MetricsServer() {
+  std::atomic<bool> ended = false;
+  std::thread waker;
+  try {
+    waker = std::thread([&] {
+      const auto address = ParseHostPort(address_);
+      while (address.ok() && !ended) {
+        Knock(*address);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+  } catch (const std::system_error&) {
+    // No thread: it takes the two seconds.
+  }
+  exposer_.reset();
+  ended = true;
+  if (waker.joinable()) waker.join();
+}
 
 void MetricsServer::AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable) {
   exposer_->RegisterCollectable(collectable);
