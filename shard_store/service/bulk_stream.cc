@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,14 @@ std::shared_ptr<bulk::SharedRegion> MapRegion(const v1::BulkHello& hello) {
   if (region.ok()) return *std::move(region);
   // The peer is on another host.
   if (absl::IsNotFound(region.status())) return nullptr;
-  LogWarning("no shared memory with ", hello.member(),
-             ", which makes transfers slower: ", region.status().message());
+  // Once a kind of reason: each rank of each generation would say it again.
+  static std::mutex mutex;
+  static std::set<absl::StatusCode> said;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (said.insert(region.status().code()).second) {
+    LogWarning("no shared memory with ", hello.member(),
+               " and maybe others, which makes transfers slower: ", region.status().message());
+  }
   return nullptr;
 }
 

@@ -69,7 +69,11 @@ class BulkPeerReader : public PeerReader {
     bulk::ClientStream::Handler handler;
     handler.on_frame = [reading = reading_](const auto& frame) { return reading->Take(frame); };
     handler.on_end = [reading = reading_](const absl::Status& status) { reading->End(status); };
-    stream_ = bulk::ClientStream::Open(peer.address(), hello, std::move(handler));
+    // Stores are on different hosts, as a rule, and one that does not answer is tried again 20
+    // times a second: no region of 4 MiB is made for each try.
+    bulk::Sharing sharing;
+    sharing.wanted = false;
+    stream_ = bulk::ClientStream::Open(peer.address(), hello, std::move(handler), sharing);
   }
   ~BulkPeerReader() override { Cancel(); }
 

@@ -188,7 +188,10 @@ absl::Status ClientStream::TakeWelcome(const ReceivedFrame& frame) {
   SharedRegion* region = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (welcome.shared() && (region_ == nullptr || shared_)) {
+    // A second one could take the region away from slots that are on their way.
+    if (std::exchange(welcomed_, true))
+      return absl::InvalidArgumentError("the store said its welcome twice");
+    if (welcome.shared() && region_ == nullptr) {
       return absl::InvalidArgumentError("the store says it mapped a region that was not offered");
     }
     shared_ = welcome.shared();

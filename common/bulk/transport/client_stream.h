@@ -80,6 +80,7 @@ class ClientStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   std::mutex mutex_;
   std::deque<Outgoing> queue_;
   uint64_t generation_ = 0;
+  bool welcomed_ = false;
   std::shared_ptr<SharedRegion> region_;  // offered; null again where the store did not map it
   bool shared_ = false;                   // it did
   bool room_ = false;                     // a kRoom frame is to be sent

@@ -14,6 +14,9 @@
 
 #include "common/bulk/transport/client_stream.h"
 #include "common/checksum.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
 #include "shard_store/service/bulk_stream.h"
 #include "tests/common/temp_folder.h"
 #include "tests/shard_store/service/fake_store.h"
@@ -342,20 +345,84 @@ TEST(SharedMemoryStreamTest, NoNameStaysAfterTheWelcomeOrARefusalAndNoMappingAft
   EXPECT_EQ(Mapped(), 0u);
 }
 
-TEST(SharedMemoryStreamTest, AFrameInASlotThatWasNotFilledEndsTheStreamByName) {
-  FakeStore store;
+// A store that says its welcome twice.
+class WelcomesTwice final : public grpc::CallbackGenericService {
+ public:
+  WelcomesTwice() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterCallbackGenericService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~WelcomesTwice() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+ private:
+  class Call final : public grpc::ServerGenericBidiReactor {
+   public:
+    Call() { StartRead(&in_); }
+    void OnReadDone(bool ok) override {
+      if (ok) Welcome();
+    }
+    void OnWriteDone(bool ok) override {
+      if (ok && ++written_ < 2) Welcome();
+    }
+    void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+    void OnDone() override { delete this; }
+
+   private:
+    void Welcome() {
+      Header header;
+      header.type = FrameType::kWelcome;
+      header.generation = 3;
+      out_ = bulk::MakeFrame(header, v1::BulkWelcome().SerializeAsString());
+      StartWrite(&out_);
+    }
+    grpc::ByteBuffer in_, out_;
+    int written_ = 0;
+  };
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    return new Call;
+  }
+
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(SharedMemoryStreamTest, ASecondWelcomeEndsTheStream) {
+  WelcomesTwice store;
   Peer peer(store.address());
-  ASSERT_TRUE(peer.welcomed_as_shared());
-  Header header;
-  header.type = FrameType::kPush;
-  header.dtype = DType::kU8;
-  header.generation = 3;
-  header.slot = 2;
-  header.bytes = 0;
-  // The asking side itself never sends this: its bytes are those that follow, none.
-  peer.SendHeader(header);
-  EXPECT_THAT(peer.AwaitEnd().message(), HasSubstr("names a slot"));
-  store.With([](auto& state) { EXPECT_EQ(state.push_frames, 0); });
+  const absl::Status end = peer.AwaitEnd();
+  EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+  EXPECT_THAT(std::string(end.message()), HasSubstr("welcome twice"));
+}
+
+TEST(SharedMemoryFrameTest, AFrameInASlotThatIsNotThereOrNotSentOrStillReadIsRefusedByName) {
+  auto region = bulk::SharedRegion::Make(2);
+  ASSERT_TRUE(region.ok()) << region.status();
+  const auto read = [&](int slot) {
+    Header header;
+    header.type = FrameType::kPush;
+    header.dtype = DType::kU8;
+    header.generation = 3;
+    header.count = header.bytes = static_cast<uint32_t>(bulk::kLeastShared);
+    header.slot = static_cast<uint16_t>(slot + 1);
+    header.payload_crc = Crc32c((*region)->Slot(0), header.bytes);
+    return bulk::ReadFrame(bulk::MakeSlotFrame(header), region->get());
+  };
+  const auto refused = [&](int slot) {
+    const absl::Status status = read(slot).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(2), HasSubstr("slot 2 of a region that has 2"));
+  EXPECT_THAT(refused(0), HasSubstr("slot 0, which is free"));
+  ASSERT_EQ((*region)->Take(), 0);
+  auto frame = read(0);
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_THAT(refused(0), HasSubstr("slot 0, whose last frame is still being read"));
+  frame->Release();
+  EXPECT_THAT(refused(0), HasSubstr("slot 0, which is free"));
 }
 
 }  // namespace
