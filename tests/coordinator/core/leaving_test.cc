@@ -192,6 +192,7 @@ TEST(StoreLeaves, WhatCannotBeSavedHoldsUpNobody) {
   h.Seal("a-1", 4);
   EXPECT_FALSE(AsksToLeave(h, "store-0"));
   EXPECT_THAT(h.LastEvents("a"), HasSubstr("no space left"));
+  h.Store("store-0").holds_snapshots = true;  // another save would not end
   EXPECT_EQ(h.Train("a", 4).step(), 4);
   h.Seal("a-1", 5);
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
