@@ -84,6 +84,7 @@ class JobRun::Observer : public TrainObserver {
     ++run_->advances_;
     if (reports_ == nullptr) return;
     reports_->Push(record);
+    has_loss_ |= record.has_eval_loss();
     if (record.step() < run_->assign_.first_step()) {
       LogInfo(absl::StrFormat("after step %u: evaluation loss %.4f", record.step(),
                               record.eval_loss()));
@@ -98,6 +99,10 @@ class JobRun::Observer : public TrainObserver {
                             record.step(), run_->assign_.spec().steps(), record.loss(),
                             record.grad_norm(),
                             record.seconds() > 0 ? record.tokens() / record.seconds() : 0.0));
+  }
+  absl::Status BeforeCommit() override {
+    if (reports_ == nullptr || !std::exchange(has_loss_, false)) return absl::OkStatus();
+    return reports_->Flush(absl::InfiniteDuration());
   }
   bool ShouldHold() override { return reports_ != nullptr && reports_->ShouldHold(); }
   SaveRequest WantsSave() override {
@@ -128,6 +133,7 @@ class JobRun::Observer : public TrainObserver {
   JobRun* const run_;
   const Parts* const parts_;
   ReportQueue* const reports_;  // rank 0's
+  bool has_loss_ = false;       // one on the validation set was pushed, and not waited for yet
   bool first_ = true;
   Steady::time_point line_;
 };

@@ -340,7 +340,10 @@ class TrainerImpl : public Trainer {
       enter(StepPhase::kOffload, "commit");
       // Every rank was in the exchange, so everything is staged. The others need no word of the
       // commit: what they pull is there once it is made.
-      if (IsRankZero()) ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start)));
+      if (IsRankZero()) {
+        ZS_RETURN_IF_ERROR(observer->BeforeCommit());
+        ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start)));
+      }
       ZS_RETURN_IF_ERROR(engine_->PullUpdated());
     } else {
       enter(StepPhase::kOptimizer, "");

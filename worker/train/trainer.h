@@ -50,6 +50,10 @@ class TrainObserver {
   // Rank 0 only: true while the report queue is full, because the coordinator is away. All ranks
   // then wait together, in collectives far shorter than the deadline, until it is false.
   virtual bool ShouldHold() { return false; }
+  // Rank 0 of an offloaded job, before it commits a step: returns when the coordinator has every
+  // loss on the validation set that OnStep said. With the commit it takes the record before as
+  // whole.
+  virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
   // Asked on every rank once a step; the strongest answer counts on all. Every rank then writes its
   // part of a checkpoint, and with kSaveAndStop Run ends once it is complete. Not asked of an
   // offloaded job, whose ranks have nothing to save.

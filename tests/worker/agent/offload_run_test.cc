@@ -117,6 +117,26 @@ TEST_F(OffloadRunTest, TheEvaluationThatIsOwedIsAskedFor) {
   EXPECT_EQ(seen, (std::vector<bool>{false, true}));
 }
 
+TEST_F(OffloadRunTest, ALossOnTheValidationSetIsDeliveredBeforeTheNextCommit) {
+  constexpr uint64_t kSteps = 200;
+  uint64_t late = 0;
+  training_.after_step = [&](TrainObserver* observer, uint64_t step) {
+    v1::StepRecord record;
+    record.set_step(1000 + step);  // not one that the trainer reports itself
+    record.set_eval_loss(2.5);
+    observer->OnStep(record);
+    EXPECT_TRUE(observer->BeforeCommit().ok());
+    cluster_.With([&](auto& state) {
+      late += state.steps.empty() || state.steps.back().step() != 1000 + step;
+    });
+  };
+  v1::Assign job = OffloadedJob("a-1");
+  job.mutable_spec()->set_steps(kSteps);
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd().completed());
+  EXPECT_EQ(late, 0u);
+}
+
 TEST_F(OffloadRunTest, AStopEndsTheWaitForTheStores) {
   training_.on_step = [this](uint64_t) { return training_.WaitForStoreAbort(); };
   Assign(OffloadedJob("a-1"));

@@ -100,6 +100,7 @@ struct RunOptions {
   // What a rank asks for at the end of step `step`.
   std::function<SaveRequest(int rank, uint64_t step)> wants_save = nullptr;
   std::function<void(const v1::CheckpointRecord&)> on_checkpoint = nullptr;
+  std::function<absl::Status(int rank, uint64_t step)> before_commit = nullptr;
 };
 
 class RecordingObserver : public TrainObserver {
@@ -113,6 +114,9 @@ class RecordingObserver : public TrainObserver {
   void OnStep(const v1::StepRecord& record) override {
     result_.records.push_back(record);
     if (options_.on_step) options_.on_step(rank_, record);
+  }
+  absl::Status BeforeCommit() override {
+    return options_.before_commit ? options_.before_commit(rank_, step_) : absl::OkStatus();
   }
   SaveRequest WantsSave() override {
     return options_.wants_save ? options_.wants_save(rank_, step_) : SaveRequest::kNone;

@@ -702,6 +702,27 @@ TEST(OffloadFaults, ACommitThatIsRefusedEndsTheRunAtItsStep) {
   EXPECT_EQ(stores.decisions().size(), 2u);
 }
 
+TEST(OffloadFaults, NoStepIsCommittedBeforeWhatWasReportedIsDelivered) {
+  const MemoryDataset data = TinyData();
+  const v1::JobSpec spec = Spec(TinyGpt2(), {2, 2}, Offload::kOptimizer);
+  MemoryStores stores(spec, {});
+  std::vector<uint64_t> asked;
+  RunOptions options{.world = 2};
+  options.before_commit = [&](int rank, uint64_t step) {
+    EXPECT_EQ(rank, 0);
+    EXPECT_EQ(stores.decisions().size(), asked.size());
+    asked.push_back(step);
+    if (step != 3) return absl::OkStatus();
+    stores.Abort("the report was refused");
+    return absl::FailedPreconditionError("the report was refused");
+  };
+  const auto results = TrainOffloaded(spec, options, data, &stores);
+  EXPECT_EQ(results[0].status, absl::FailedPreconditionError("the report was refused"));
+  EXPECT_FALSE(results[1].status.ok());
+  EXPECT_EQ(asked, (std::vector<uint64_t>{1, 2, 3}));
+  EXPECT_EQ(stores.decisions().size(), 2u);
+}
+
 TEST(OffloadFaults, ANonFiniteStepIsNeverCommitted) {
   const MemoryDataset data = TinyData();
   for (int stage : {1, 2, 3}) {
