@@ -289,16 +289,30 @@ absl::Status CopyFromPeers(const LoadRequest& request,
                            const LoadHooks& hooks, Doing* doing, JobState* state) {
   std::vector<std::unique_ptr<PeerCopy>> peers;
   std::vector<std::future<absl::Status>> copies;
-  for (const auto& [store, chunks] : by_store) {
-    peers.push_back(std::make_unique<PeerCopy>(request, store, hooks, state));
-    copies.push_back(
-        std::async(std::launch::async, [peer = peers.back().get(), &chunks = chunks, doing] {
-          return peer->Copy(chunks, [doing](uint32_t) { doing->OneMore(); });
-        }));
-  }
+  std::vector<std::thread> threads;
+  peers.reserve(by_store.size());
+  copies.reserve(by_store.size());
+  threads.reserve(by_store.size());
+  // Nothing throws once a thread runs: those that do are waited for.
+  absl::Status first = Caught([&]() -> absl::Status {
+    for (const auto& [store, chunks] : by_store) {
+      auto peer = std::make_unique<PeerCopy>(request, store, hooks, state);
+      auto copy = std::make_shared<std::packaged_task<absl::Status()>>([peer = peer.get(),
+                                                                        &chunks = chunks, doing] {
+        return Caught([&] { return peer->Copy(chunks, [doing](uint32_t) { doing->OneMore(); }); });
+      });
+      std::future<absl::Status> copied = copy->get_future();
+      std::thread thread;
+      ZS_RETURN_IF_ERROR(StartThread(
+          hooks.start_thread, [copy] { (*copy)(); }, &thread));
+      threads.push_back(std::move(thread));
+      peers.push_back(std::move(peer));
+      copies.push_back(std::move(copied));
+    }
+    return absl::OkStatus();
+  });
   // Whatever ends the load, or one of the copies, ends what waits for the other stores too.
-  absl::Status first;
-  bool stop = false;
+  bool stop = !first.ok();
   std::vector<bool> over(copies.size(), false);
   while (std::find(over.begin(), over.end(), false) != over.end()) {
     std::string waits;
@@ -315,6 +329,7 @@ absl::Status CopyFromPeers(const LoadRequest& request,
     }
     doing->Waits(waits);
   }
+  for (std::thread& thread : threads) thread.join();
   return first;
 }
 

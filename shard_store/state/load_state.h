@@ -32,6 +32,7 @@ struct LoadHooks {
   // How far it is, for people; `waits`: and that another store has said nothing for a while. From
   // any thread, in order, no oftener than a chunk is done or 100 times a second. May be null.
   std::function<void(const std::string& what, bool waits)> doing;
+  ThreadStarter start_thread;  // of those that copy; others: tests alone
 };
 
 // How long a store that is copied from may give nothing: it is said well before the coordinator
@@ -41,7 +42,7 @@ absl::Duration PeerTimeout(const v1::JobSpec& spec);
 // On the calling thread, the state's pool and threads of its own. CANCELLED soon after `stop` is
 // true, also where another store answers nothing; errors name file and tensor, or store and chunk.
 // Every checksum of a checkpoint's files is verified beside reading them; nothing may be used
-// before this is OK.
+// before this is OK. RESOURCE_EXHAUSTED: the system has no thread more.
 absl::Status LoadState(const LoadRequest& request, const ModelTable& model, const LoadHooks& hooks,
                        JobState* state);
 

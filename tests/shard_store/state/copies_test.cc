@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -10,6 +12,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "shard_store/state/load_state.h"
 #include "shard_store/state/store_host.h"
@@ -115,6 +119,7 @@ class CopiesTest : public testing::Test {
       if (!refused_.ok()) return refused_;
       return std::make_unique<SilentPeer>(silence_);
     };
+    options.start_thread = start_thread_;
     host_ = std::make_unique<StoreHost>(std::move(options));
   }
   void Copy() {
@@ -135,6 +140,7 @@ class CopiesTest : public testing::Test {
   ChunkTable table_;
   v1::StoreDirective directive_;
   absl::Status refused_;
+  ThreadStarter start_thread_;
   const std::shared_ptr<Silence> silence_ = std::make_shared<Silence>();
   Steady::time_point begun_;
   std::mutex mutex_;
@@ -143,6 +149,27 @@ class CopiesTest : public testing::Test {
   std::string said_;
   std::unique_ptr<StoreHost> host_;
 };
+
+TEST_F(CopiesTest, WithoutAThreadForEachStoreTheLoadFailsAtOnceWithWhatHasBegun) {
+  v1::StoreJob& job = *directive_.mutable_job();
+  v1::StoreMap::Store& store = *job.mutable_map()->add_stores();
+  store.set_member("store-2");
+  store.set_address("store-2:7000");
+  const int last = job.copies_size() - 1;
+  job.mutable_copies(last)->set_from_store(2);
+  job.mutable_map()->set_placement(2 * last, 2);
+  // That of the job, and that of the first store.
+  start_thread_ = [left = std::make_shared<std::atomic<int>>(2)](std::function<void()> run) {
+    if (--*left < 0) throw std::system_error(EAGAIN, std::generic_category());
+    return std::thread(std::move(run));
+  };
+  Make();
+  host_->OnDirective(directive_);
+  const v1::StoreReport report =
+      Await([](const auto& r) { return r.phase() == v1::STORE_PHASE_FAILED; });
+  EXPECT_EQ(report.error_code(), "RESOURCE_EXHAUSTED");
+  EXPECT_THAT(report.problem(), testing::HasSubstr("no thread more"));
+}
 
 TEST_F(CopiesTest, ADropEndsOneAtOnce) {
   Copy();
