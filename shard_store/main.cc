@@ -1,4 +1,6 @@
 // zeroshard-store: holds optimizer state of training jobs and serves it to workers.
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -25,6 +27,9 @@ using namespace zeroshard;
 
 // A peer that is asked for a chunk's state must go on answering within this.
 constexpr absl::Duration kPeerTimeout = absl::Seconds(60);
+// What is written when a store ends has this long; a file system that does not answer keeps no
+// process for ever.
+constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 // Stores that share an --nvme-dir take turns there, for as long as making a file takes.
 constexpr absl::Duration kFolderTimeout = absl::Seconds(60);
 
@@ -164,5 +169,9 @@ int main(int argc, char** argv) {
   });
   // In the order in which they use each other.
   agent.SetSession(nullptr);
+  if (const absl::Status ended = host.Finish(kEndTimeout); !ended.ok()) {
+    LogError("this store ends without what it still had under way ", ended.message());
+    _exit(code);
+  }
   return code;
 }

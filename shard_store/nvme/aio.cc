@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
@@ -96,6 +98,19 @@ absl::StatusOr<std::unique_ptr<AsyncIo>> AsyncIo::Create(const AsyncIoOptions& o
              std::min(options.threads, options.depth),
              " threads instead, which takes more of the processor");
   return MakeThreadIo(options);
+}
+
+absl::Status StartIoThread(const AsyncIoOptions& options, std::function<void()> run,
+                           std::thread* thread) {
+  try {
+    *thread =
+        options.start_thread ? options.start_thread(std::move(run)) : std::thread(std::move(run));
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this host gives the disk queue no thread more (", error.what(),
+                     "); look at its limits of processes and at what else runs there"));
+  }
 }
 
 void AsyncIo::Read(std::shared_ptr<const DirectFile> file, uint64_t offset, uint32_t bytes,

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,8 @@ struct AsyncIoOptions {
   enum class Engine { kAny, kRing, kThreads } engine = Engine::kAny;
   int threads = 8;           // of the fallback, at most `depth`
   DiskHook* hook = nullptr;  // outlives this; tests alone
+  // How threads begin; null: std::thread. May throw what that does. Others: tests alone.
+  std::function<std::thread(std::function<void()>)> start_thread;
 };
 
 // Thread-safe.
@@ -44,7 +47,8 @@ class AsyncIo {
   using Done = std::function<void(absl::Status status, IoBuffer buffer)>;
 
   // `arena` is registered with the kernel where that is allowed (RLIMIT_MEMLOCK); buffers of others
-  // work too. UNAVAILABLE: kRing was asked for and is refused.
+  // work too. UNAVAILABLE: kRing was asked for and is refused. RESOURCE_EXHAUSTED: the system has
+  // no thread more.
   static absl::StatusOr<std::unique_ptr<AsyncIo>> Create(const AsyncIoOptions& options,
                                                          std::shared_ptr<BufferArena> arena);
   // Ends what was started, within `stall_limit`.
@@ -67,6 +71,9 @@ class AsyncIo {
 // Within this folder. UNAVAILABLE: the kernel, or a container around it, refuses io_uring.
 absl::StatusOr<std::unique_ptr<AsyncIo>> MakeRingIo(const AsyncIoOptions& options,
                                                     std::shared_ptr<BufferArena> arena);
-std::unique_ptr<AsyncIo> MakeThreadIo(const AsyncIoOptions& options);
+absl::StatusOr<std::unique_ptr<AsyncIo>> MakeThreadIo(const AsyncIoOptions& options);
+// RESOURCE_EXHAUSTED: the system has no thread more.
+absl::Status StartIoThread(const AsyncIoOptions& options, std::function<void()> run,
+                           std::thread* thread);
 
 }  // namespace zeroshard::nvme

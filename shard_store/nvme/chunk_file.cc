@@ -115,12 +115,14 @@ absl::StatusOr<const ChunkLayout::Entry*> ChunkFile::CheckId(const BlockId& id) 
 absl::StatusOr<ChunkFile::Found> ChunkFile::FindToRead(const BlockId& id, uint64_t version) {
   Chunk& chunk = chunks_.find(id.chunk)->second;
   Record* newest = nullptr;
+  const bool snapshot = (version & kPreservedBit) != 0;
   for (Copy* copy : {&chunk.home, &chunk.spare}) {
     std::vector<Record>& records = copy->records[id.section];
     if (records.empty()) continue;
     Record& record = records[static_cast<size_t>(id.block)];
-    const bool wanted = IsFrozen(*chunk.entry) ||
-                        (version == kPreserved ? copy->preserved : record.version == version);
+    const bool wanted =
+        IsFrozen(*chunk.entry) || (snapshot ? copy->preserved && version == Preserved(preserved_)
+                                            : record.version == version);
     if (wanted && record.valid) {
       return Found{
           chunk.entry, &record,
@@ -130,8 +132,8 @@ absl::StatusOr<ChunkFile::Found> ChunkFile::FindToRead(const BlockId& id, uint64
   }
   return absl::FailedPreconditionError(absl::StrCat(
       Name(id), ": ",
-      version == kPreserved ? std::string("what a snapshot preserves")
-                            : absl::StrCat("version ", version),
+      snapshot ? absl::StrCat("what snapshot ", version & ~kPreservedBit, " preserves")
+               : absl::StrCat("version ", version),
       " asked for, ",
       newest == nullptr ? std::string("nothing whole") : absl::StrCat("version ", newest->version),
       " is here"));

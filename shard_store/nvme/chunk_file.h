@@ -12,7 +12,7 @@
 // copied; without a free slot the update waits until the snapshot has read that chunk (Release).
 // The next update brings the chunk home again and frees the slot.
 //
-//   Preserve() ── snapshot reads kPreserved ── Release(chunk) ...      beside
+//   Preserve() ── snapshot reads Preserved(number) ── Release(chunk, number) ...   beside
 //   BeginUpdate(chunk) ── Read old, Write new ── FinishUpdate(chunk) ...
 #pragma once
 
@@ -49,8 +49,8 @@ struct ChunkFileOptions {
 class ChunkFile : public std::enable_shared_from_this<ChunkFile> {
  public:
   using Done = AsyncIo::Done;
-  // In place of a version: what the snapshot preserves.
-  static constexpr uint64_t kPreserved = UINT64_MAX;
+  // In place of a version: what the snapshot of this number preserves.
+  static constexpr uint64_t Preserved(uint64_t number) { return number | kPreservedBit; }
 
   // Takes all of the file's space at once. RESOURCE_EXHAUSTED: the disk has less free, with the
   // path, the bytes wanted and those free; errors of the file system, with the path.
@@ -95,16 +95,20 @@ class ChunkFile : public std::enable_shared_from_this<ChunkFile> {
   // What was staged is void; reading it is an error until it is written again.
   void DropStaging();
 
-  // FAILED_PRECONDITION while there is a snapshot already. Not beside an update.
-  absl::Status Preserve();
-  void Release(uint32_t chunk);  // the snapshot has read it
-  void ReleaseAll();             // and has ended
+  // Begins a snapshot and numbers it. FAILED_PRECONDITION while there is one already. Not beside an
+  // update. What these two, and reads, say of one that has ended does nothing to the next: reads of
+  // it are FAILED_PRECONDITION, also where they began before its end. They may call what waits.
+  absl::StatusOr<uint64_t> Preserve();
+  void Release(uint32_t chunk, uint64_t number);  // the snapshot has read it
+  void ReleaseAll(uint64_t number);               // and has ended
   int free_spare_slots() const;
 
   // CRC-32C of all bytes of a section, without reading them: those of its blocks, combined.
   absl::StatusOr<uint32_t> SectionCrc(uint32_t chunk, Section section, uint64_t version) const;
 
  private:
+  static constexpr uint64_t kPreservedBit = uint64_t{1} << 63;
+
   struct Record {
     uint64_t version = 0;  // what it counts as
     uint64_t written = 0;  // what its label says
@@ -140,6 +144,7 @@ class ChunkFile : public std::enable_shared_from_this<ChunkFile> {
   absl::StatusOr<Found> FindToRead(const BlockId& id, uint64_t version);
   absl::StatusOr<Found> FindToWrite(const BlockId& id);
   void FreeSpare(Chunk* chunk);
+  void Release(Chunk* chunk);
   std::string Name(const BlockId& id) const;
 
   const ChunkFileOptions options_;
@@ -150,6 +155,7 @@ class ChunkFile : public std::enable_shared_from_this<ChunkFile> {
   std::map<uint32_t, Chunk> chunks_;
   std::vector<int> free_slots_;
   bool preserving_ = false;
+  uint64_t preserved_ = 0;  // number of the latest snapshot
   std::vector<std::function<void()>> waiting_;
 };
 

@@ -65,7 +65,7 @@ void ChunkFile::FinishUpdate(uint32_t number) {
   for (const auto& call : wake) call();
 }
 
-absl::Status ChunkFile::Preserve() {
+absl::StatusOr<uint64_t> ChunkFile::Preserve() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (preserving_) {
     return absl::FailedPreconditionError(
@@ -78,30 +78,39 @@ absl::Status ChunkFile::Preserve() {
   }
   preserving_ = true;
   for (auto& [number, chunk] : chunks_) chunk.current().preserved = true;
-  return absl::OkStatus();
+  return ++preserved_;
 }
 
-void ChunkFile::Release(uint32_t number) {
+void ChunkFile::Release(Chunk* chunk) {
+  chunk->home.preserved = chunk->spare.preserved = false;
+  // While an update reads the old version there, FinishUpdate frees it.
+  if (chunk->spare_slot >= 0 && !chunk->current_is_spare && !chunk->updating_spare.has_value()) {
+    FreeSpare(chunk);
+  }
+}
+
+void ChunkFile::Release(uint32_t number, uint64_t snapshot) {
   std::vector<std::function<void()>> wake;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = chunks_.find(number);
-    if (found == chunks_.end()) return;
-    Chunk& chunk = found->second;
-    chunk.home.preserved = chunk.spare.preserved = false;
-    // While an update reads the old version there, FinishUpdate frees it.
-    if (chunk.spare_slot >= 0 && !chunk.current_is_spare && !chunk.updating_spare.has_value()) {
-      FreeSpare(&chunk);
-    }
+    if (found == chunks_.end() || !preserving_ || snapshot != preserved_) return;
+    Release(&found->second);
     wake.swap(waiting_);
   }
   for (const auto& call : wake) call();
 }
 
-void ChunkFile::ReleaseAll() {
-  for (const auto& [number, entry] : layout_.chunks()) Release(number);
-  std::lock_guard<std::mutex> lock(mutex_);
-  preserving_ = false;
+void ChunkFile::ReleaseAll(uint64_t snapshot) {
+  std::vector<std::function<void()>> wake;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!preserving_ || snapshot != preserved_) return;
+    for (auto& [number, chunk] : chunks_) Release(&chunk);
+    preserving_ = false;
+    wake.swap(waiting_);
+  }
+  for (const auto& call : wake) call();
 }
 
 void ChunkFile::AdvanceVersion(uint64_t from, uint64_t to) {

@@ -146,8 +146,8 @@ absl::Status RingIo::Init() {
   }
   wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (wake_ < 0) return absl::ErrnoToStatus(errno, "cannot make an eventfd");
-  thread_ = std::thread([this] { Main(); });
-  return absl::OkStatus();
+  return StartIoThread(
+      options_, [this] { Main(); }, &thread_);
 }
 
 RingIo::~RingIo() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/log.h"
+#include "common/status_macros.h"
 #include "shard_store/nvme/aio.h"
 #include "shard_store/nvme/operation.h"
 
@@ -174,10 +175,18 @@ class ThreadIo : public AsyncIo {
     state_->limit = absl::ToChronoNanoseconds(options.stall_limit);
     const size_t count = static_cast<size_t>(std::min(options.threads, options.depth));
     state_->slots.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      threads_.emplace_back([state = state_, i] { state->Work(i); });
+    threads_.reserve(count);
+  }
+
+  absl::Status Start() {
+    for (size_t i = 0; i < state_->slots.size(); ++i) {
+      std::thread thread;
+      ZS_RETURN_IF_ERROR(StartIoThread(
+          state_->options, [state = state_, i] { state->Work(i); }, &thread));
+      threads_.push_back(std::move(thread));
     }
-    watch_ = std::thread([state = state_] { state->WatchTime(); });
+    return StartIoThread(
+        state_->options, [state = state_] { state->WatchTime(); }, &watch_);
   }
 
   ~ThreadIo() override {
@@ -187,7 +196,7 @@ class ThreadIo : public AsyncIo {
     }
     state_->work.notify_all();
     state_->time.notify_one();
-    watch_.join();  // nothing is left now that could still be answered
+    if (watch_.joinable()) watch_.join();  // nothing is left now that could still be answered
     int held = 0;
     for (size_t i = 0; i < threads_.size(); ++i) {
       bool stuck;
@@ -222,8 +231,10 @@ class ThreadIo : public AsyncIo {
 
 }  // namespace
 
-std::unique_ptr<AsyncIo> MakeThreadIo(const AsyncIoOptions& options) {
-  return std::make_unique<ThreadIo>(options);
+absl::StatusOr<std::unique_ptr<AsyncIo>> MakeThreadIo(const AsyncIoOptions& options) {
+  auto io = std::make_unique<ThreadIo>(options);
+  ZS_RETURN_IF_ERROR(io->Start());
+  return io;
 }
 
 }  // namespace zeroshard::nvme

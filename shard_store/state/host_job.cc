@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "shard_store/state/host_state.h"
@@ -216,6 +217,17 @@ void HostJob::End(const absl::Status& status) {
   // One that is on its way out would count for the process that comes after a fence.
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return !reporting_; });
+}
+
+std::string HostJob::AwaitFinished(std::chrono::steady_clock::time_point until) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (changed_.wait_until(lock, until, [this] { return finished_.load(); })) return "";
+  std::string what = absl::StrCat("job ", control_.report().run_id());
+  if (writers_.empty()) return absl::StrCat(what, " is still at work on its state");
+  std::set<std::string> folders;
+  for (const auto& [number, folder] : writers_) folders.insert(folder);
+  return absl::StrCat(what, " is still writing a snapshot into ", absl::StrJoin(folders, " and "),
+                      ", whose file system does not answer");
 }
 
 void HostJob::Finish() {

@@ -78,6 +78,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   bool over() const { return over_; }
   bool finished() const { return finished_; }  // Finish does not wait
   void Finish();  // waits for the job's threads; after End or once over
+  // The same until then; what is still under way, in words, else empty.
+  std::string AwaitFinished(std::chrono::steady_clock::time_point until);
 
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
@@ -176,7 +178,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
 
   uint64_t snapshot_number_ = 0;    // grows when one is given up
   std::shared_ptr<Writer> writer_;  // of the one that was not
-  std::set<uint64_t> writers_;      // that have not ended
+  // Those that have not ended, with the folder that they write into.
+  std::map<uint64_t, std::string> writers_;
   uint64_t last_writer_ = 0;
   int ending_ = 0;  // calls of EndSnapshot that are about to be made
 

@@ -37,6 +37,8 @@ void HostJob::Main() {
     if (!dying_.empty()) {
       std::vector<std::shared_ptr<HeldState>> dying = std::move(dying_);
       dying_.clear();
+      // Who still stages or copies there; others only come to a state that is loaded later, here.
+      changed_.wait(lock, [this] { return busy_.empty(); });
       lock.unlock();
       for (const std::shared_ptr<HeldState>& held : dying)
         if (held->dropped && held->state != nullptr) free = held->state->Free() && free;
@@ -63,7 +65,9 @@ void HostJob::Main() {
   lock.unlock();
   if (told) SendReport(true);
   JoinWriters(/*all=*/true);
+  lock.lock();
   finished_ = true;
+  changed_.notify_all();
 }
 
 // --- loading -------------------------------------------------------------------------------------
@@ -86,6 +90,7 @@ void HostJob::Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop,
     hooks.connect = [this, &job](uint32_t store) { return Connect(job, store); };
     hooks.stop = stop.get();
     hooks.peer_timeout = PeerTimeout(job.spec());
+    hooks.start_thread = context_->options.start_thread;
     hooks.doing = [this, life](const std::string& what, bool waits) {
       OnLoading(life, what, waits);
     };
@@ -114,6 +119,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
   options.pool = &context_->pool;
   options.nvme.dir = context_->options.nvme_dir;
   options.nvme.budget = &context_->disk;
+  options.nvme.start_thread = context_->options.start_thread;
   const v1::StateVersion& version = job.copies_size() > 0 ? job.copy() : job.base();
   options.nvme.epoch = version.epoch();
   options.nvme.step = version.step();
@@ -306,7 +312,7 @@ void HostJob::StartSnapshot(uint64_t life, uint64_t number, const v1::SnapshotOr
     over = given_up();
     if (!over) {
       writer->number = ++last_writer_;
-      writers_.insert(writer->number);
+      writers_.emplace(writer->number, order.folder());
       writer_ = writer;
     }
   }
@@ -332,8 +338,9 @@ void HostJob::WriteSnapshot(const std::shared_ptr<Writer>& writer, absl::Status 
   if (status.ok()) {
     // One that was given up ends with the write that is under way.
     std::unique_lock<std::mutex> lock(mutex_);
-    const bool first = changed_.wait_for(
-        lock, kSnapshotEnd, [&] { return writer->stop || *writers_.begin() == writer->number; });
+    const bool first = changed_.wait_for(lock, kSnapshotEnd, [&] {
+      return writer->stop || writers_.begin()->first == writer->number;
+    });
     if (!first) {
       status = absl::UnavailableError(
           "the file of the snapshot before, which was given up, is still being written; look at "

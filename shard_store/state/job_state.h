@@ -21,6 +21,7 @@
 #include "common/checkpoint/state_digest.h"
 #include "common/parameter_source.h"
 #include "common/plan/chunk_table.h"
+#include "shard_store/state/caught.h"
 #include "shard_store/state/memory_budget.h"
 #include "shard_store/state/task_pool.h"
 #include "zeroshard/v1/store.pb.h"
@@ -47,6 +48,7 @@ struct NvmeStateOptions {
   int64_t chunk_elements = kChunkElements;         // no chunk has more
   nvme::DiskHook* hook = nullptr;                  // tests alone, as other limits
   absl::Duration stall_limit = absl::Seconds(30);  // of a disk that does not answer
+  ThreadStarter start_thread;                      // others: tests alone
 };
 
 struct JobStateOptions {

@@ -48,6 +48,7 @@ absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool
     if (!status.ok()) done(status, nvme::IoBuffer());
     return status;
   };
+  std::vector<float> values;
   const auto fill = [&]() -> absl::Status {
     for (const StateKind kind : kKinds) {
       if (!view.chunk.Has(kind)) continue;
@@ -56,23 +57,20 @@ absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool
         if (stop != nullptr && *stop) return absl::CancelledError("stopped while loading");
         const int block = static_cast<int>(at / nvme::kBlockElements);
         const int64_t end = std::min(at + nvme::kBlockElements, size);
-        nvme::IoBuffer wide, narrow;
-        {
-          std::unique_lock<std::mutex> pair(pair_mutex_, std::defer_lock);
-          if (rounds) pair.lock();
-          ZS_ASSIGN_OR_RETURN(wide, others_->Take(kBufferWait));
-          if (rounds) {
-            ZS_ASSIGN_OR_RETURN(narrow, others_->Take(kBufferWait));
-          }
-        }
-        auto* values = reinterpret_cast<float*>(wide.data());
-        ZS_RETURN_IF_ERROR(FillBlock(sources, view, kind, at, end, values));
+        // Before a buffer is taken: what waits for one waits for the disk alone, and a slow source
+        // is not taken for a slow disk.
+        values.resize(static_cast<size_t>(end - at));
+        ZS_RETURN_IF_ERROR(FillBlock(sources, view, kind, at, end, values.data()));
         if (rounds) {
-          cpu::Convert(values, DType::kF32, end - at, narrow.data(), type_, 1);
+          ZS_ASSIGN_OR_RETURN(nvme::IoBuffer narrow, others_->Take(kBufferWait));
+          cpu::Convert(values.data(), DType::kF32, end - at, narrow.data(), type_, 1);
           ZS_RETURN_IF_ERROR(write(nvme::kParameters, block, std::move(narrow)));
         }
-        if (view.chunk.BytesOf(kind) != 0)
+        if (view.chunk.BytesOf(kind) != 0) {
+          ZS_ASSIGN_OR_RETURN(nvme::IoBuffer wide, others_->Take(kBufferWait));
+          std::memcpy(wide.data(), values.data(), values.size() * sizeof(float));
           ZS_RETURN_IF_ERROR(write(SectionOf(kind), block, std::move(wide)));
+        }
       }
     }
     return absl::OkStatus();

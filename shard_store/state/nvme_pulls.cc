@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace zeroshard::store {
 namespace {
@@ -15,7 +16,20 @@ constexpr int kThreads = 2;
 NvmePulls::NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers, absl::Duration patience)
     : patience_(patience), room_(std::make_shared<Room>()) {
   room_->free = std::move(buffers);
-  for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { Main(); });
+}
+
+absl::StatusOr<std::unique_ptr<NvmePulls>> NvmePulls::Make(
+    std::vector<std::shared_ptr<Buffer>> buffers, absl::Duration patience,
+    const ThreadStarter& start_thread) {
+  std::unique_ptr<NvmePulls> pulls(new NvmePulls(std::move(buffers), patience));
+  pulls->threads_.reserve(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    std::thread thread;
+    ZS_RETURN_IF_ERROR(StartThread(
+        start_thread, [pulls = pulls.get()] { pulls->Main(); }, &thread));
+    pulls->threads_.push_back(std::move(thread));
+  }
+  return pulls;
 }
 
 void NvmePulls::End() {

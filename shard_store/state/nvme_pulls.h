@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "shard_store/state/buffer.h"
+#include "shard_store/state/caught.h"
 #include "shard_store/state/job_state.h"
 
 namespace zeroshard::store {
@@ -25,9 +26,11 @@ class NvmePulls {
   using Done = std::function<void(absl::StatusOr<PinnedParameters>)>;
 
   // `buffers` of one section of a chunk each: as many reads and what they have brought are in
-  // memory at a time. A buffer comes back when its pin goes, also after this.
-  explicit NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers,
-                     absl::Duration patience = absl::Seconds(60));
+  // memory at a time. A buffer comes back when its pin goes, also after this. RESOURCE_EXHAUSTED:
+  // the system has no thread more.
+  static absl::StatusOr<std::unique_ptr<NvmePulls>> Make(
+      std::vector<std::shared_ptr<Buffer>> buffers, absl::Duration patience = absl::Seconds(60),
+      const ThreadStarter& start_thread = nullptr);
   ~NvmePulls() { End(); }
   NvmePulls(const NvmePulls&) = delete;
   NvmePulls& operator=(const NvmePulls&) = delete;
@@ -40,6 +43,7 @@ class NvmePulls {
   void End();
 
  private:
+  NvmePulls(std::vector<std::shared_ptr<Buffer>> buffers, absl::Duration patience);
   struct Task {
     size_t bytes = 0;
     Read read;

@@ -4,16 +4,20 @@
 
 #include "common/checkpoint/store.h"
 #include "common/status_macros.h"
+#include "shard_store/state/caught.h"
 #include "shard_store/state/nvme_disk.h"
 
 namespace zeroshard::store {
 
 struct NvmeState::Snapshot {
   v1::SnapshotOrder order;
+  absl::Status status;  // of the order
+  uint64_t number = 0;  // of what the file preserves
+  // Guarded by the state's mutex; both are empty once it has ended, so that a writer whose file
+  // does not get on keeps neither file nor buffers of the state.
   std::vector<View> chunks;  // that are written, by number
   std::shared_ptr<Disk> disk;
-  absl::Status status;  // of the order
-  std::atomic<bool> ended = false;
+  bool ended = false;
 };
 
 void NvmeState::PreserveSnapshot(const v1::SnapshotOrder& order) {
@@ -31,34 +35,47 @@ void NvmeState::PreserveSnapshot(const v1::SnapshotOrder& order) {
     }
   }
   std::vector<uint32_t> others;
-  std::lock_guard<std::mutex> lock(mutex_);
-  snapshot->disk = disk_;
-  if (disk_ != nullptr && snapshot->status.ok()) {
-    snapshot->status = disk_->file->Preserve();
-    if (snapshot->status.ok()) {
-      for (const auto& [id, chunk] : chunks_)
-        if (!std::binary_search(ids.begin(), ids.end(), id)) disk_->file->Release(id);
+  std::shared_ptr<Disk> disk;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    disk = disk_;
+    for (const auto& [id, chunk] : chunks_)
+      if (!std::binary_search(ids.begin(), ids.end(), id)) others.push_back(id);
+  }
+  if (disk != nullptr && snapshot->status.ok()) {
+    const absl::StatusOr<uint64_t> number = disk->file->Preserve();
+    snapshot->status = number.status();
+    if (number.ok()) {
+      snapshot->number = *number;
+      for (const uint32_t id : others) disk->file->Release(id, *number);
     }
   }
+  snapshot->disk = std::move(disk);
+  std::lock_guard<std::mutex> lock(mutex_);
   snapshot_ = std::move(snapshot);
 }
 
 void NvmeState::EndSnapshot() {
+  std::vector<View> chunks;  // these go outside the lock
+  std::shared_ptr<Disk> disk;
   std::shared_ptr<Snapshot> snapshot;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     snapshot = std::move(snapshot_);
     snapshot_ = nullptr;
+    if (snapshot == nullptr) return;
+    snapshot->ended = true;
+    chunks.swap(snapshot->chunks);
+    disk.swap(snapshot->disk);
   }
-  if (snapshot == nullptr) return;
-  snapshot->ended = true;
-  if (snapshot->disk != nullptr) snapshot->disk->file->ReleaseAll();
+  if (disk != nullptr) disk->file->ReleaseAll(snapshot->number);
 }
 
-// Goes through the chunks in order, and of each through its kinds, one of which is in memory.
+// Goes through the chunks in order, and of each through its kinds, one of which is in a buffer of
+// the writer's own: a file that does not get on holds nothing of the state.
 class NvmeState::SnapshotWriter {
  public:
-  SnapshotWriter(const NvmeState* state, std::shared_ptr<Snapshot> snapshot,
+  SnapshotWriter(NvmeState* state, std::shared_ptr<Snapshot> snapshot,
                  const std::function<void(uint64_t)>& progress, const std::atomic<bool>* stop)
       : state_(*state), snapshot_(std::move(snapshot)), progress_(progress), stop_(stop) {}
 
@@ -80,6 +97,8 @@ class NvmeState::SnapshotWriter {
   struct Section {
     size_t chunk = 0;  // index
     StateKind kind = StateKind::kMaster;
+    Chunk where;
+    bool last = false;  // of its chunk
   };
   struct Place {
     size_t section = 0;  // index
@@ -87,12 +106,19 @@ class NvmeState::SnapshotWriter {
   };
 
   void MakePieces() {
-    for (size_t i = 0; i < snapshot_->chunks.size(); ++i) {
-      const Described& chunk = snapshot_->chunks[i].chunk;
+    std::vector<Described> chunks;
+    {
+      std::lock_guard<std::mutex> lock(state_.mutex_);
+      for (const View& view : snapshot_->chunks) chunks.push_back(view.chunk);
+    }
+    int64_t largest = 0;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const Described& chunk = chunks[i];
+      largest = std::max(largest, chunk.size());
       for (int k = 0; k < kStateKinds; ++k) {
         const auto kind = static_cast<StateKind>(k);
         if (!chunk.Has(kind)) continue;
-        sections_.push_back({i, kind});
+        sections_.push_back({i, kind, chunk.about->chunk, false});
         for (const TensorPart& part : chunk.about->tensors) {
           if (kind != StateKind::kMaster && !part.tensor->trainable) continue;
           pieces_.push_back({.kind = kind,
@@ -103,7 +129,9 @@ class NvmeState::SnapshotWriter {
           places_.push_back({sections_.size() - 1, part.begin});
         }
       }
+      sections_.back().last = true;
     }
+    values_.resize(static_cast<size_t>(largest));
   }
 
   absl::StatusOr<const float*> Values(size_t piece) {
@@ -111,31 +139,45 @@ class NvmeState::SnapshotWriter {
     if (progress_) {
       progress_(static_cast<uint64_t>(pieces_[piece].end - pieces_[piece].begin) * sizeof(float));
     }
-    return state_.written_->as<float>() + places_[piece].begin;
+    return values_.data() + places_[piece].begin;
   }
 
   // Reads the next section; a chunk of which all were read may change.
   absl::Status Advance() {
-    if ((stop_ != nullptr && *stop_) || snapshot_->ended)
-      return absl::CancelledError("the snapshot was given up");
     const Section& section = sections_[next_];
-    const View& view = snapshot_->chunks[section.chunk];
-    const Chunk& chunk = view.chunk.about->chunk;
-    const absl::Span<float> values(state_.written_->as<float>(), static_cast<size_t>(chunk.size()));
-    const uint64_t version = chunk.trained ? nvme::ChunkFile::kPreserved : view.version;
-    ZS_RETURN_IF_ERROR(state_.ReadKind(view, section.kind, version, 0, values));
+    const auto values = absl::MakeSpan(values_).first(static_cast<size_t>(section.where.size()));
+    ZS_RETURN_IF_ERROR(Read(section, values));
     ++next_;
-    if (next_ == sections_.size() || sections_[next_].chunk != section.chunk) {
-      // Of one that was given up meanwhile, nothing that the next keeps.
-      std::lock_guard<std::mutex> lock(state_.mutex_);
-      if (state_.snapshot_ == snapshot_) snapshot_->disk->file->Release(view.chunk.about->id);
-    }
-    digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(chunk.unit),
-                                                 static_cast<uint64_t>(chunk.begin), values);
+    digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(section.where.unit),
+                                                 static_cast<uint64_t>(section.where.begin),
+                                                 values);
     return absl::OkStatus();
   }
 
-  const NvmeState& state_;
+  absl::Status Read(const Section& section, absl::Span<float> values) {
+    absl::Status status;
+    View view;
+    {
+      std::lock_guard<std::mutex> lock(state_.mutex_);
+      if ((stop_ != nullptr && *stop_) || snapshot_->ended)
+        return absl::CancelledError("the snapshot was given up");
+      view = snapshot_->chunks[section.chunk];
+      ++state_.reading_;
+    }
+    const uint64_t version =
+        section.where.trained ? nvme::ChunkFile::Preserved(snapshot_->number) : view.version;
+    status = Caught([&] { return state_.ReadKind(view, section.kind, version, 0, values); });
+    // Of one that was given up meanwhile, nothing that the next keeps: that has another number.
+    if (status.ok() && section.last)
+      view.disk->file->Release(view.chunk.about->id, snapshot_->number);
+    view = View();
+    std::lock_guard<std::mutex> lock(state_.mutex_);
+    --state_.reading_;
+    state_.changed_.notify_all();
+    return snapshot_->ended ? absl::CancelledError("the snapshot was given up") : status;
+  }
+
+  NvmeState& state_;
   const std::shared_ptr<Snapshot> snapshot_;
   const std::function<void(uint64_t)>& progress_;
   const std::atomic<bool>* const stop_;
@@ -143,6 +185,7 @@ class NvmeState::SnapshotWriter {
   std::vector<StatePiece> pieces_;
   std::vector<Place> places_;
   size_t next_ = 0;  // sections before it were read
+  std::vector<float> values_;
   WeightDigest digests_[kStateKinds];
 };
 

@@ -70,28 +70,57 @@ absl::StatusOr<std::unique_ptr<NvmeState>> NvmeState::Make(const JobStateOptions
   nvme::AsyncIoOptions io;
   io.hook = options.nvme.hook;
   io.stall_limit = options.nvme.stall_limit;
+  io.start_thread = options.nvme.start_thread;
   ZS_ASSIGN_OR_RETURN(state->io_, nvme::AsyncIo::Create(io, state->arena_));
   ZS_ASSIGN_OR_RETURN(state->moving_, state->MakeSection());
-  ZS_ASSIGN_OR_RETURN(state->written_, state->MakeSection());
+  const auto section = static_cast<uint64_t>(options.nvme.chunk_elements) * sizeof(float);
+  ZS_RETURN_IF_ERROR(
+      budget->Take(section, absl::StrCat("what writes snapshots of job ", options.spec.name())));
+  state->for_writer_ = section;
   std::vector<std::shared_ptr<Buffer>> buffers;
   for (int i = 0; i < kNvmePullSections; ++i) {
     ZS_ASSIGN_OR_RETURN(buffers.emplace_back(), state->MakeSection());
   }
-  state->pulls_ = std::make_shared<NvmePulls>(std::move(buffers));
+  ZS_ASSIGN_OR_RETURN(state->pulls_, NvmePulls::Make(std::move(buffers), absl::Seconds(60),
+                                                     options.nvme.start_thread));
   return state;
 }
 
 NvmeState::~NvmeState() {
   EndSnapshot();
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return applies_ == 0; });
-  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return applies_ == 0 && reading_ == 0; });
+  lock.unlock();
+  GiveBack();
+}
+
+bool NvmeState::Free() {
+  EndSnapshot();
+  std::unique_lock<std::mutex> lock(mutex_);
+  // What is asked of the disk ends within its limit.
+  const absl::Duration most = options_.nvme.stall_limit + absl::Seconds(5);
+  const bool unused = changed_.wait_for(lock, absl::ToChronoNanoseconds(most),
+                                        [this] { return applies_ == 0 && reading_ == 0; });
+  lock.unlock();
+  if (unused) GiveBack();
+  return unused;
+}
+
+void NvmeState::GiveBack() {
   if (pulls_ != nullptr) pulls_->End();  // nobody reads any more
-  snapshot_ = nullptr;
-  disk_ = nullptr;
+  Chunks chunks;
+  std::shared_ptr<Disk> disk;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    chunks.swap(chunks_);
+    disk.swap(disk_);
+  }
+  disk = nullptr;
   updates_ = staged_ = others_ = nullptr;
   io_ = nullptr;
+  arena_ = nullptr;
+  moving_ = nullptr;
+  options_.budget->Give(std::exchange(for_writer_, 0));
 }
 
 absl::StatusOr<std::shared_ptr<NvmeState::Disk>> NvmeState::MakeDisk(const Chunks& chunks) {

@@ -65,6 +65,7 @@ class NvmeState : public JobState {
   absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const override;
   v1::StoreUsage usage() const override;
   absl::Status Health() const override;
+  bool Free() override;
 
  private:
   // One chunk; its MemoryChunk has no buffers.
@@ -92,6 +93,7 @@ class NvmeState : public JobState {
   };
 
   explicit NvmeState(const JobStateOptions& options);
+  void GiveBack();  // everything; nobody uses it
   absl::StatusOr<std::shared_ptr<Buffer>> MakeSection();
   absl::StatusOr<std::shared_ptr<Disk>> MakeDisk(const Chunks& chunks);
   absl::Status CopyChunk(const Described& chunk, const Disk& from, const Disk& to);
@@ -121,7 +123,8 @@ class NvmeState : public JobState {
   std::shared_ptr<nvme::BufferArena> arena_;
   std::unique_ptr<nvme::AsyncIo> io_;
   std::shared_ptr<nvme::BufferPool> updates_, staged_, others_;
-  std::shared_ptr<Buffer> moving_, written_;  // a section each: for Change, for a snapshot
+  std::shared_ptr<Buffer> moving_;  // a section: for Change
+  uint64_t for_writer_ = 0;         // bytes of the budget: a section, of who writes a snapshot
 
   mutable std::mutex mutex_;
   mutable absl::Status health_;
@@ -130,9 +133,9 @@ class NvmeState : public JobState {
   std::shared_ptr<Disk> disk_;
   uint64_t version_ = 0;
   int applies_ = 0;
+  int reading_ = 0;  // sections, by writers of snapshots
   std::shared_ptr<Snapshot> snapshot_;
-  std::mutex set_mutex_;   // SetState changes a block at a time
-  std::mutex pair_mutex_;  // one at a time waits for a second buffer while it holds one
+  std::mutex set_mutex_;  // SetState changes a block at a time
 
   std::shared_ptr<NvmePulls> pulls_;  // ends first
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/log.h"
 #include "shard_store/nvme/stale_files.h"
 #include "shard_store/state/host_job.h"
@@ -82,6 +83,24 @@ StoreHost::StoreHost(StoreHostOptions options) : impl_(std::make_unique<Impl>(st
 StoreHost::~StoreHost() {
   Clear();
   for (const auto& job : impl_->ended) job->Finish();
+}
+
+absl::Status StoreHost::Finish(absl::Duration patience) {
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(patience);
+  Clear();
+  std::vector<std::shared_ptr<HostJob>> ended;
+  {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    ended = impl_->ended;
+  }
+  std::vector<std::string> late;
+  for (const auto& job : ended) {
+    std::string what = job->AwaitFinished(until);
+    if (!what.empty()) late.push_back(std::move(what));
+  }
+  if (late.empty()) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("after ", absl::FormatDuration(patience), ": ", absl::StrJoin(late, "; ")));
 }
 
 void StoreHost::OnDirective(const v1::StoreDirective& directive) {

@@ -59,8 +59,12 @@ class HostJob;
 class StoreHost {
  public:
   explicit StoreHost(StoreHostOptions options);
-  // Ends what is under way.
+  // Ends what is under way, and waits for it.
   ~StoreHost();
+  // Forgets everything, and waits so long for what is under way: a write into a file system that
+  // does not answer cannot be ended. DEADLINE_EXCEEDED names its folder; this must not end then,
+  // the process may.
+  absl::Status Finish(absl::Duration patience);
 
   // From the coordinator. Never waits: loading, applying and writing have threads of their own.
   void OnDirective(const v1::StoreDirective& directive);

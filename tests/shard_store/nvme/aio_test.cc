@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "tests/common/temp_folder.h"
@@ -136,14 +137,16 @@ TEST_P(AioTest, ReadingPastTheEndIsDataLoss) {
 }
 
 TEST_P(AioTest, AWriteThatNeverGetsOnEnds) {
-  int attempts = 0;
-  faults_.Set([&](const DiskHook::Attempt&) {
-    ++attempts;
-    return Answer(0);
-  });
-  // As another I/O error; not UNAVAILABLE, which says that it may come right by itself.
-  EXPECT_EQ(Write(0, Bytes(4096, 1)).code(), absl::StatusCode::kUnknown);
-  EXPECT_GT(attempts, 1);
+  for (const int64_t each : {0, 512}) {  // bytes, less than what a write can go on at
+    int attempts = 0;
+    faults_.Set([&](const DiskHook::Attempt&) {
+      ++attempts;
+      return Answer(each);
+    });
+    // As another I/O error; not UNAVAILABLE, which says that it may come right by itself.
+    EXPECT_EQ(Write(0, Bytes(4096, 1)).code(), absl::StatusCode::kUnknown);
+    EXPECT_GT(attempts, 1);
+  }
 }
 
 TEST_P(AioTest, UnalignedOrTooLongIsRefused) {
@@ -350,6 +353,27 @@ TEST(AioFallback, OtherErrorsOfTheRingAreNotHidden) {
   AsyncIoOptions options;
   options.hook = &faults;
   EXPECT_FALSE(AsyncIo::Create(options, nullptr).ok());
+}
+
+TEST(AioOptions, WithoutAThreadMoreThereIsNoQueueAndNothingIsLeftOfIt) {
+  for (const Engine engine : {Engine::kRing, Engine::kThreads}) {
+    for (const int most : {0, 1, 3}) {
+      if (engine == Engine::kRing && most != 0) continue;  // it has one
+      AsyncIoOptions options;
+      options.engine = engine;
+      options.threads = 3;  // and one for the time
+      int started = 0;
+      options.start_thread = [&](std::function<void()> run) {
+        if (started == most) throw std::system_error(EAGAIN, std::generic_category());
+        ++started;
+        return std::thread(std::move(run));
+      };
+      const auto io = AsyncIo::Create(options, nullptr);
+      if (absl::IsUnavailable(io.status())) continue;  // no io_uring here
+      EXPECT_TRUE(absl::IsResourceExhausted(io.status())) << io.status();
+      EXPECT_EQ(started, most);
+    }
+  }
 }
 
 TEST(AioOptions, NonsenseIsRefused) {

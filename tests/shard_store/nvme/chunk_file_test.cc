@@ -476,14 +476,14 @@ TEST_P(ChunkFileTest, ASnapshotKeepsItsVersionWhileStepsGoOn) {
   Make();
   WriteState(1, 1, 1);
   ASSERT_TRUE(file_->Preserve().ok());
-  EXPECT_TRUE(absl::IsFailedPrecondition(file_->Preserve()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(file_->Preserve().status()));
   Update(1, 2, 2);
   EXPECT_EQ(file_->free_spare_slots(), 0);
   Update(1, 3, 3);  // the slot is overwritten, not the snapshot
   ExpectHas(1, 3, 3);
-  ExpectHas(1, ChunkFile::kPreserved, 1);
-  file_->Release(1);
-  EXPECT_TRUE(absl::IsFailedPrecondition(Read(1, kMaster, ChunkFile::kPreserved).status()));
+  ExpectHas(1, ChunkFile::Preserved(1), 1);
+  file_->Release(1, 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Read(1, kMaster, ChunkFile::Preserved(1)).status()));
   ExpectHas(1, 3, 3);
   Update(1, 4, 4);  // home again
   EXPECT_EQ(file_->free_spare_slots(), 1);
@@ -495,12 +495,17 @@ TEST_P(ChunkFileTest, TheNextSnapshotMayBeginWhileAChunkIsAway) {
   WriteState(1, 1, 1);
   ASSERT_TRUE(file_->Preserve().ok());
   Update(1, 2, 2);
-  file_->ReleaseAll();
+  file_->ReleaseAll(1);
   ASSERT_TRUE(file_->Preserve().ok());
   Update(1, 3, 3);
-  ExpectHas(1, ChunkFile::kPreserved, 2);
+  ExpectHas(1, ChunkFile::Preserved(2), 2);
+  // The writer of the one before may find out only now that it was given up.
+  EXPECT_TRUE(absl::IsFailedPrecondition(Read(1, kMaster, ChunkFile::Preserved(1)).status()));
+  file_->Release(1, 1);
+  file_->ReleaseAll(1);
+  ExpectHas(1, ChunkFile::Preserved(2), 2);
   ExpectHas(1, 3, 3);
-  file_->ReleaseAll();
+  file_->ReleaseAll(2);
   EXPECT_EQ(file_->free_spare_slots(), 1);
   ExpectHas(1, 3, 3);
 }
@@ -518,8 +523,8 @@ TEST_P(ChunkFileTest, WithoutASpareSlotAnUpdateWaitsForTheSnapshot) {
   EXPECT_EQ(retries, 0);
   const absl::Status refused = Write(1, kMaster, 2, 2);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << "what is preserved is never overwritten";
-  ExpectHas(1, ChunkFile::kPreserved, 1);
-  file_->Release(1);
+  ExpectHas(1, ChunkFile::Preserved(1), 1);
+  file_->Release(1, 1);
   EXPECT_EQ(retries, 1);
   Update(1, 2, 2);
   ExpectHas(1, 2, 2);
@@ -530,10 +535,10 @@ TEST_P(ChunkFileTest, AReleaseDuringAnUpdateKeepsWhatTheUpdateReads) {
   WriteState(1, 1, 1);
   ASSERT_TRUE(file_->Preserve().ok());
   Update(1, 2, 2);
-  file_->ReleaseAll();
+  file_->ReleaseAll(1);
   ASSERT_TRUE(file_->Preserve().ok());
   ASSERT_TRUE(*file_->BeginUpdate(1, nullptr));  // from the slot to home
-  file_->ReleaseAll();
+  file_->ReleaseAll(2);
   ExpectHas(1, 2, 2);
   WriteState(1, 3, 3);
   file_->FinishUpdate(1);
@@ -548,11 +553,11 @@ TEST_P(ChunkFileTest, ASkippedStepMovesTheVersionAndNotTheSnapshot) {
   ASSERT_TRUE(file_->Preserve().ok());
   file_->AdvanceVersion(1, 2);
   ExpectHas(1, 2, 1);
-  ExpectHas(1, ChunkFile::kPreserved, 1);
+  ExpectHas(1, ChunkFile::Preserved(1), 1);
   EXPECT_TRUE(Read(1, kParameters, 2).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(Read(1, kMaster, 1).status()));
   Update(1, 3, 3);
-  ExpectHas(1, ChunkFile::kPreserved, 1);
+  ExpectHas(1, ChunkFile::Preserved(1), 1);
   ExpectHas(1, 3, 3);
 }
 
@@ -591,7 +596,8 @@ TEST_P(ChunkFileTest, FrozenAndUnknownChunksAreNotUpdated) {
   EXPECT_TRUE(absl::IsInvalidArgument(file_->BeginUpdate(99, nullptr).status()));
   ASSERT_TRUE(*file_->BeginUpdate(1, nullptr));
   EXPECT_TRUE(absl::IsFailedPrecondition(file_->BeginUpdate(1, nullptr).status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(file_->Preserve())) << "not in the middle of an update";
+  EXPECT_TRUE(absl::IsFailedPrecondition(file_->Preserve().status()))
+      << "not in the middle of an update";
 }
 
 }  // namespace

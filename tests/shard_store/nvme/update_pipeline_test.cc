@@ -281,10 +281,10 @@ TEST_P(UpdateTest, ASnapshotReadsItsVersionAfterTheNextSteps) {
     ASSERT_TRUE(Run(Options(version, pool)).ok());
   }
   for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(Read<float>(i, kMaster, ChunkFile::kPreserved), before[i].master);
-    EXPECT_EQ(Read<float>(i, kExpAvgSq, ChunkFile::kPreserved), before[i].exp_avg_sq);
+    EXPECT_EQ(Read<float>(i, kMaster, ChunkFile::Preserved(1)), before[i].master);
+    EXPECT_EQ(Read<float>(i, kExpAvgSq, ChunkFile::Preserved(1)), before[i].exp_avg_sq);
   }
-  file_->ReleaseAll();
+  file_->ReleaseAll(1);
   ExpectAsInMemory(2);
   Stage(3);
   ASSERT_TRUE(Run(Options(3, pool)).ok());
@@ -311,12 +311,12 @@ TEST_P(UpdateTest, WithoutSpareSlotsAnUpdateGoesOnAsTheSnapshotIsWritten) {
   EXPECT_EQ(pool->free(), pool->size()) << "it holds no buffers while it waits";
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_FALSE(over);
-    EXPECT_EQ(Read<float>(i, kMaster, ChunkFile::kPreserved), Read<float>(i, kMaster, 0));
-    file_->Release(i);
+    EXPECT_EQ(Read<float>(i, kMaster, ChunkFile::Preserved(1)), Read<float>(i, kMaster, 0));
+    file_->Release(i, 1);
   }
   (void)group.Wait();
   ASSERT_TRUE(result.ok()) << result;
-  file_->ReleaseAll();
+  file_->ReleaseAll(1);
   ExpectAsInMemory(1);
 }
 

@@ -188,11 +188,15 @@ TEST_P(EachHostSnapshots, TheNextSnapshotDoesNotWaitOnTheThreadOfTheStepsForAWri
   job.ExpectParameters(&store, stream, 3);
 }
 
-// In memory of exactly one job.
-TEST_F(HostSnapshotsTest, AWriteThatHangsKeepsNoMemoryOfAJobThatIsOverOrWentBack) {
-  TestJob job("run-1"), next("run-2");
-  const uint64_t bytes = job.Bytes();
-  TestStore store(bytes);
+// In memory, and on a disk, of exactly one job.
+TEST_P(EachHostSnapshots, AWriteThatHangsKeepsNothingOfAJobThatIsOverOrWentBack) {
+  TestJob job("run-1", {.nvme = GetParam()}), next("run-2", {.nvme = GetParam()});
+  JobStateOptions options;
+  options.spec = job.spec_;
+  options.chunks = job.chunks_;
+  options.nvme.chunk_elements = kChunk;
+  const uint64_t bytes = BytesOf(options), disk_bytes = DiskBytesOf(options);
+  TestStore store(bytes, GetParam() ? disk_bytes : 0);
   const MemoryFolder folder;
   job.Tell(&store);
   job.WaitForStep(&store, 0);
@@ -221,11 +225,32 @@ TEST_F(HostSnapshotsTest, AWriteThatHangsKeepsNoMemoryOfAJobThatIsOverOrWentBack
   job.WaitFor(&store, [](const auto& r) { return r.dropped(); });
   EXPECT_EQ(store.host->memory().used, 0u);
   EXPECT_EQ(store.host->memory().held, 0u);
+  EXPECT_EQ(store.host->disk().used, 0u);
+  EXPECT_EQ(store.host->disk().held, 0u);
   EXPECT_EQ(store.host->jobs(), 0u);
   next.Tell(&store);
   next.WaitForStep(&store, 0);
   EXPECT_EQ(store.host->memory().used, bytes);
+  EXPECT_EQ(store.host->disk().used, disk_bytes);
   store.files.Open();
+}
+
+TEST_P(EachHostSnapshots, AStoreThatEndsDoesNotWaitForAWriteThatHangsAndNamesItsFolder) {
+  TestStore store;
+  TestJob job("run-1", {.nvme = GetParam()});
+  const MemoryFolder folder;
+  job.Tell(&store);
+  job.WaitForStep(&store, 0);
+  store.files.Close(kHalfway);
+  job.OrderSnapshot(0, folder);
+  job.Tell(&store);
+  store.files.WaitForWriter();
+  const absl::Status status = store.host->Finish(absl::Milliseconds(50));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr("run-1"), HasSubstr(folder.path())));
+  store.files.Open();
+  EXPECT_TRUE(store.host->Finish(absl::Seconds(30)).ok());
 }
 
 TEST_P(EachHostSnapshots, AnExceptionInAWriterIsReportedWithItsStepAndTheJobGoesOn) {

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstring>
 #include <future>
+#include <system_error>
+#include <thread>
 
 #include "shard_store/state/memory_budget.h"
 
@@ -41,7 +44,9 @@ class NvmePullsTest : public testing::Test {
 };
 
 TEST_F(NvmePullsTest, WhoDoesNotReadHoldsOthersBackForATimeAndHarmsNothing) {
-  NvmePulls pulls(Buffers(1), absl::Milliseconds(50));
+  const auto made = NvmePulls::Make(Buffers(1), absl::Milliseconds(50));
+  ASSERT_TRUE(made.ok()) << made.status();
+  NvmePulls& pulls = **made;
   absl::StatusOr<PinnedParameters> first = Get(&pulls, 'a');
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = Get(&pulls, 'b');
@@ -58,7 +63,9 @@ TEST_F(NvmePullsTest, WhoDoesNotReadHoldsOthersBackForATimeAndHarmsNothing) {
 TEST_F(NvmePullsTest, BuffersThatAreOutGoBackToTheBudgetWhenTheyAreLetGo) {
   absl::StatusOr<PinnedParameters> pinned;
   {
-    NvmePulls pulls(Buffers(2));
+    const auto made = NvmePulls::Make(Buffers(2));
+    ASSERT_TRUE(made.ok()) << made.status();
+    NvmePulls& pulls = **made;
     pinned = Get(&pulls, 'a');
     ASSERT_TRUE(pinned.ok()) << pinned.status();
   }
@@ -68,8 +75,22 @@ TEST_F(NvmePullsTest, BuffersThatAreOutGoBackToTheBudgetWhenTheyAreLetGo) {
   EXPECT_EQ(budget_.used(), 0u);
 }
 
+TEST_F(NvmePullsTest, WithoutAThreadMoreThereAreNoneAndNothingIsLeftOfThem) {
+  int started = 0;
+  const auto made =
+      NvmePulls::Make(Buffers(1), absl::Seconds(1), [&](std::function<void()> run) -> std::thread {
+        if (++started == 2) throw std::system_error(EAGAIN, std::generic_category());
+        return std::thread(std::move(run));
+      });
+  EXPECT_TRUE(absl::IsResourceExhausted(made.status())) << made.status();
+  EXPECT_EQ(started, 2);
+  EXPECT_EQ(budget_.used(), 0u);
+}
+
 TEST_F(NvmePullsTest, WhatComesAfterTheEndIsCancelled) {
-  NvmePulls pulls(Buffers(1));
+  const auto made = NvmePulls::Make(Buffers(1));
+  ASSERT_TRUE(made.ok()) << made.status();
+  NvmePulls& pulls = **made;
   pulls.End();
   EXPECT_TRUE(absl::IsCancelled(Get(&pulls, 'a').status()));
   EXPECT_EQ(budget_.used(), 0u);

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <future>
+#include <mutex>
+#include <utility>
 
 #include "common/checkpoint/file_system.h"
 #include "common/plan/nvme_bytes.h"
@@ -227,6 +231,58 @@ TEST_F(NvmeStateTest, AChangeThatDoesNotFitBesideTheOldFileIsRefusedAndLeavesWha
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("--nvme-limit"));
   EXPECT_TRUE(StateEquals(state_.get(), *reference_, kept));
+}
+
+// Reads once as many threads read as there are buffers for everything, or two seconds later.
+class SlowSource : public ParameterSource {
+ public:
+  SlowSource(const ParameterSource* from, JobState* state) : from_(*from), state_(*state) {}
+  absl::Status Read(const ParameterInfo& tensor, int64_t begin, int64_t end,
+                    float* out) const override {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      all_ = all_ || ++reading_ >= kNvmeOtherBuffers;
+      changed_.notify_all();
+      changed_.wait_for(lock, std::chrono::seconds(2), [this] { return all_; });
+      if (!std::exchange(asked_, true)) {
+        lock.unlock();
+        float value = 0;
+        status_ = state_.GetState(0, StateKind::kExpAvg, 0, absl::MakeSpan(&value, 1));
+      }
+    }
+    return from_.Read(tensor, begin, end, out);
+  }
+  absl::Status status_of_another() const { return status_; }
+  bool all() const { return all_; }
+
+ private:
+  const ParameterSource& from_;
+  JobState& state_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  mutable int reading_ = 0;
+  mutable bool all_ = false, asked_ = false;
+  mutable absl::Status status_;
+};
+
+TEST_F(NvmeStateTest, ASlowSourceHoldsNoBuffersOfTheDisk) {
+  TaskPool pool(kNvmeOtherBuffers);
+  ASSERT_NO_FATAL_FAILURE(Make({}, 4096, uint64_t{1} << 30));
+  state_ = nullptr;
+  options_.pool = &pool;
+  auto state = JobState::Create(options_);
+  ASSERT_TRUE(state.ok()) << state.status();
+  std::vector<uint32_t> all;
+  for (const auto& [id, chunk] : chunks_) all.push_back(id);
+  ASSERT_GE(all.size(), static_cast<size_t>(kNvmeOtherBuffers));
+  const FreshWeights fresh(shape_.seed);
+  const SlowSource slow(&fresh, state->get());
+  EXPECT_TRUE((*state)->Fill({&slow, nullptr, nullptr}, all, nullptr, nullptr).ok());
+  EXPECT_TRUE(slow.all());
+  // Nothing is there yet: it was looked for at once.
+  EXPECT_TRUE(absl::IsFailedPrecondition(slow.status_of_another())) << slow.status_of_another();
+  EXPECT_TRUE(StateEquals(state->get(), *reference_, chunks_));
+  *state = nullptr;
 }
 
 }  // namespace
