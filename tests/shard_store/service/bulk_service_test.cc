@@ -238,6 +238,28 @@ TEST(BulkServiceTest, APushThatIsTooEarlyIsStagedLaterAndNothingIsReadMeanwhile)
   });
 }
 
+TEST(BulkServiceTest, APushIsTriedAgainAsOftenAsItTakesWithoutGoingDeeper) {
+  FakeStore store;
+  store.With([](auto& state) {
+    state.on_push = [tries = 0](const Header&) mutable {
+      return ++tries < 300000 ? TooEarly("nearly") : absl::OkStatus();
+    };
+  });
+  Peer peer(store.address());
+  peer.Push(5, 2, 0, "abc", 1);
+  ASSERT_TRUE(peer.Await([](const auto& frames) { return HasAck(frames, 1); }));
+}
+
+TEST(BulkServiceTest, APushThatIsUnavailableForAnotherReasonEndsTheStream) {
+  FakeStore store;
+  store.With([](auto& state) {
+    state.on_push = [](const Header&) { return absl::UnavailableError("the state is lost"); };
+  });
+  Peer peer(store.address());
+  peer.Push(5, 2, 0, "abc", 1);
+  EXPECT_EQ(peer.AwaitEnd(), absl::UnavailableError("the state is lost"));
+}
+
 TEST(BulkServiceTest, APushThatWaitsWhenItsPeerGoesHarmsNobody) {
   FakeStore store;
   store.With([](auto& state) { state.hold_pushes = true; });
