@@ -40,9 +40,11 @@ bool Core::IsHeldByLeavingAlone(const Run& run, bool* being_copied) const {
 }
 
 bool Core::WaitsForSave(const Run& run) const {
-  if (run.offload == nullptr || IsEnded(run.job.state) || !Trained(run)) return false;
+  if (run.offload == nullptr || IsEnded(run.job.state)) return false;
   if (run.job.spec.checkpoint().dir().empty()) return false;
-  if (run.offload->parting_failed || run.offload->unsaved_step == run.job.committed_step) {
+  // Without a step there is nothing to save, and the first would be lost.
+  if (run.offload->parting_failed ||
+      (Trained(run) && run.offload->unsaved_step == run.job.committed_step)) {
     return false;  // it cannot be
   }
   bool being_copied = false;

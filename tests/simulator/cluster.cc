@@ -70,7 +70,9 @@ Cluster::Cluster(uint64_t seed, const ClusterOptions& options)
 Cluster::~Cluster() = default;
 
 bool Cluster::DiskIsFull(const std::string& job, uint64_t step) {
-  return options_.losses && step != reference(job).spec().steps() && world_.Chance(5);
+  const bool full = options_.losses && step != reference(job).spec().steps() && world_.Chance(5);
+  if (full) full_.insert(job);
+  return full;
 }
 
 void Cluster::StartMember(v1::MemberKind kind, const std::string& name) {
@@ -136,6 +138,18 @@ void Cluster::Reincarnate(const std::shared_ptr<Process>& process) {
   members_.erase(name);
   if (process->session_ != 0) BreakSession(process->session_, true, false);
   StartMember(process->hello_.kind(), name);
+}
+
+void Cluster::Leave(const std::shared_ptr<Process>& process) {
+  const std::string name = process->name();
+  if (Find(name) != process) return;
+  world_.Trace(absl::StrCat(name, " has left"));
+  process->OnDeath();
+  process->alive_ = false;
+  members_.erase(name);
+  if (process->session_ != 0) BreakSession(process->session_, true, false);
+  world_.After(world_.Between(absl::Milliseconds(50), absl::Seconds(30)),
+               [this, name, kind = process->hello_.kind()] { StartMember(kind, name); });
 }
 
 std::shared_ptr<Process> Cluster::Find(const std::string& name) const {

@@ -93,6 +93,10 @@ class Cluster {
   void Pause(const std::string& name, absl::Duration how_long);
   // Its incarnation was fenced: it begins anew at once.
   void Reincarnate(const std::shared_ptr<Process>& process);
+  // It ends by itself, and another one starts in its place some time later.
+  void Leave(const std::shared_ptr<Process>& process);
+  // So far, of some checkpoint of the job.
+  bool WasFull(const std::string& job) const { return full_.contains(job); }
   std::shared_ptr<Process> Find(const std::string& name) const;
   std::shared_ptr<SimStore> FindStore(const std::string& name) const;
   // Also one that has died.
@@ -140,6 +144,7 @@ class Cluster {
   World world_;
   const ClusterOptions options_;
   Disk disk_;
+  std::set<std::string> full_;  // jobs, some checkpoint of which found the disk full
   std::map<std::string, std::unique_ptr<Reference>> references_;
   Invariants invariants_;
   std::unique_ptr<SimCoordinator> coordinator_;

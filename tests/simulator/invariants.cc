@@ -81,6 +81,7 @@ void Invariants::On(const StoreMapRecord& record) {
     if (run.mapped) {
       ++rollbacks_;
       CheckLost(run);
+      CheckLeft(run, base.step());
       if (base.step() > run.committed) {
         Violate("I7", absl::StrCat(record.run_id, ": goes back to step ", base.step(), " from ",
                                    run.committed));
@@ -103,6 +104,7 @@ void Invariants::CheckLost(const Run& run) {
     const std::string& incarnation = map.stores(static_cast<int>(index)).incarnation();
     const std::shared_ptr<SimStore> store = cluster_->StoreOf(incarnation);
     if (store == nullptr || !store->alive() || fences.contains(incarnation)) return false;
+    if (store->let_go()) return false;
     const SimStore::Job* job = store->Find(run.map.run_id);
     if (job == nullptr) return false;
     const v1::StoreReport& report = job->control.report();
@@ -138,6 +140,26 @@ void Invariants::CheckLost(const Run& run) {
   }
   Violate("I7", absl::StrCat(run.map.run_id, ": goes back from step ", run.committed,
                              " though every chunk is on a live store"));
+}
+
+// Stores that were let go, and none besides, are gone: what they held alone was saved.
+void Invariants::CheckLeft(const Run& run, uint64_t base) {
+  const auto& fences = cluster_->coordinator().core().members().fences();
+  bool any = false;
+  for (const v1::StoreMap::Store& where : run.map.job.map().stores()) {
+    const std::shared_ptr<SimStore> store = cluster_->StoreOf(where.incarnation());
+    if (store == nullptr) return;
+    any |= store->let_go();
+    if (!store->let_go() && (!store->alive() || fences.contains(where.incarnation()))) return;
+  }
+  const bool saves = !cluster_->reference(run.job).spec().checkpoint().dir().empty();
+  if (!any || !saves || cluster_->WasFull(run.job)) return;
+  if (base == run.committed) {
+    ++left_;
+    return;
+  }
+  Violate("leaving", absl::StrCat(run.map.run_id, ": goes back from step ", run.committed, " to ",
+                                  base, " though every store that is gone was let go"));
 }
 
 void Invariants::On(const StepDecisionRecord& record) {

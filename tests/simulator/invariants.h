@@ -39,6 +39,8 @@ class Invariants {
   static constexpr uint64_t kGivesUp = 6;
   uint64_t given_up() const { return given_up_; }
 
+  // Rollbacks without a step lost, as what the stores that left held was saved before.
+  uint64_t left() const { return left_; }
   uint64_t recoveries() const { return recoveries_; }
   uint64_t rollbacks() const { return rollbacks_; }
   uint64_t decisions() const { return decisions_; }
@@ -65,6 +67,7 @@ class Invariants {
   void On(const coordinator::StoreMapRecord& record);
   void On(const coordinator::StepDecisionRecord& record);
   void CheckLost(const Run& run);
+  void CheckLeft(const Run& run, uint64_t base);
   void CheckFullyStaged(const Run& run, const v1::StepDecision& decision);
   void Violate(const std::string& invariant, const std::string& what);
 
@@ -74,7 +77,7 @@ class Invariants {
   std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
   std::set<std::string> applied_;
   uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
-  uint64_t cut_copies_ = 0;
+  uint64_t cut_copies_ = 0, left_ = 0;
 };
 
 }  // namespace zeroshard::simulator

@@ -21,7 +21,10 @@ constexpr uint64_t kMaxSteps = 20000000;
 class Scenario {
  public:
   Scenario(uint64_t seed, const ScenarioOptions& options)
-      : options_(options), chance_(Mix(seed, 17)), cluster_(Mix(seed, 23), Shape()) {
+      : options_(options),
+        chance_(Mix(seed, 17)),
+        leaves_(Mix(seed, 31)),
+        cluster_(Mix(seed, 23), Shape()) {
     cluster_.world().verbose = options.verbose;
   }
 
@@ -32,6 +35,7 @@ class Scenario {
   v1::JobSpec Spec(const std::string& name);
   void Submit(const v1::JobSpec& spec);
   void NextFault();
+  void NextLeave(int left);
   void Fault();
   bool Ended() const;
   bool Dropped() const;
@@ -39,6 +43,7 @@ class Scenario {
 
   const ScenarioOptions options_;
   World chance_;  // decides the shape; apart, so that a change of it leaves the rest alone
+  World leaves_;  // decides when stores are asked to leave
   uint32_t replicas_ = 1;
   uint32_t workers_ = 1;
   uint64_t faults_left_ = 0;
@@ -134,6 +139,21 @@ void Scenario::NextFault() {
     last_fault_ = world().now();
     Fault();
     NextFault();
+  });
+}
+
+void Scenario::NextLeave(int left) {
+  if (left == 0) return;
+  world().After(leaves_.Between(absl::Milliseconds(1), absl::Seconds(40)), [this, left] {
+    if (Ended()) return;
+    const std::string name =
+        absl::StrCat("store-", leaves_.Upto(static_cast<uint64_t>(cluster_.options().stores - 1)));
+    if (const std::shared_ptr<SimStore> store = cluster_.FindStore(name); store != nullptr) {
+      cluster_.invariants().OnFault();
+      last_fault_ = world().now();
+      store->AskToLeave();
+    }
+    NextLeave(left - 1);
   });
 }
 
@@ -242,6 +262,7 @@ Outcome Scenario::Run() {
                   [this, spec] { Submit(spec); });
   }
   NextFault();
+  if (options_.faults && leaves_.Chance(40)) NextLeave(static_cast<int>(1 + leaves_.Upto(3)));
   last_fault_ = world().now();
   while (!world().violated() && !Ended()) {
     if (!world().Step()) break;
@@ -279,6 +300,7 @@ Outcome Scenario::Run() {
   outcome.decisions = cluster_.invariants().decisions();
   outcome.given_up = cluster_.invariants().given_up();
   outcome.cut_copies = cluster_.invariants().cut_copies();
+  outcome.left = cluster_.invariants().left();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
   return outcome;

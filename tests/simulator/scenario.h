@@ -15,6 +15,7 @@ struct Outcome {
   uint64_t steps = 0, faults = 0, recoveries = 0, rollbacks = 0, decisions = 0, boots = 0;
   uint64_t given_up = 0;    // jobs, after too many faults in a row
   uint64_t cut_copies = 0;  // rollbacks with a copy under way whose source was lost
+  uint64_t left = 0;        // rollbacks to what was saved for stores that left, no step lost
   double seconds = 0;       // simulated
 };
 

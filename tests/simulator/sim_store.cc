@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "coordinator/core/run.h"
 
 namespace zeroshard::simulator {
 
@@ -27,6 +28,13 @@ void SimStore::Work(Job& job, absl::Duration delay, std::function<void(Job&)> wh
         });
 }
 
+void SimStore::AskToLeave() {
+  if (leaving_) return;
+  cluster_->world().Trace(absl::StrCat(name(), " is asked to leave"));
+  leaving_ = true;
+  leaves_.set_phase(coordinator::kLeavingPhase);
+}
+
 void SimStore::OnMessage(const v1::CoordinatorMessage& message) {
   if (message.has_welcome()) {
     for (auto& [run_id, job] : jobs_) {
@@ -41,6 +49,14 @@ void SimStore::OnMessage(const v1::CoordinatorMessage& message) {
           "fence", absl::StrCat(name(), " is well and was fenced: ", message.refused().reason()));
     }
     if (message.refused().fenced()) cluster_->Reincarnate(shared_from_this());
+  } else if (message.has_stop() && message.stop().run_id().empty() && leaving_ && !let_go_) {
+    cluster_->world().Trace(absl::StrCat(name(), " may go"));
+    let_go_ = true;
+    v1::MemberMessage goodbye;
+    goodbye.mutable_goodbye()->set_reason("told to leave");
+    Send(std::move(goodbye));
+    After(cluster_->world().Between(absl::Milliseconds(1), absl::Milliseconds(500)),
+          [this] { cluster_->Leave(shared_from_this()); });
   } else if (message.has_store()) {
     OnDirective(message.store());
     // Handed over once more by a stream that was slow to end.

@@ -48,6 +48,10 @@ class SimStore : public Process {
     std::string sent;         // the report that was sent last on this session
   };
   const std::map<std::string, std::unique_ptr<Job>>& jobs() const { return jobs_; }
+
+  // It ends when the coordinator lets it go.
+  void AskToLeave();
+  bool let_go() const { return let_go_; }
   const Job* Find(const std::string& run_id) const;
 
   // --- what ranks ask for; answered in this process's time ---
@@ -76,7 +80,11 @@ class SimStore : public Process {
   // In this process while the work of the job goes on.
   void Work(Job& job, absl::Duration delay, std::function<void(Job&)> what);
 
+  const v1::Progress* ProgressNow() const override { return leaving_ ? &leaves_ : nullptr; }
+
   const absl::Duration patience_;
+  bool leaving_ = false, let_go_ = false;
+  v1::Progress leaves_;
   std::map<std::string, std::unique_ptr<Job>> jobs_;
 };
 

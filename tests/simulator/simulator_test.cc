@@ -55,13 +55,15 @@ TEST_P(Disturbed, EveryInvariantHoldsAndTheRunEndsAsAnUndisturbedOne) {
 
 // It takes a store that dies within the seconds in which another one copies what it alone holds.
 TEST(Simulator, JobsWhoseCopiesLoseTheirSourceForGoodGoBackToo) {
-  uint64_t cut_copies = 0;
+  uint64_t cut_copies = 0, left = 0;
   for (uint64_t seed = 5001; seed <= 5400; ++seed) {
     const Outcome outcome = Simulate(seed);
     ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
     cut_copies += outcome.cut_copies;
+    left += outcome.left;
   }
   EXPECT_GT(cut_copies, 0u);
+  EXPECT_GT(left, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Disturbed, testing::Values(1, 1001, 2001, 3001));

@@ -83,6 +83,18 @@ TEST(StoreLeaves, NoStepIsDecidedOnceItMayGo) {
   EXPECT_EQ(h.Status("a").steps_lost(), 0);
 }
 
+TEST(StoreLeaves, NorIsTheFirst) {
+  OffloadHarness h;
+  StartSaved(h, 1);
+  h.Seal("a-1", 1);
+  EXPECT_TRUE(AsksToLeave(h, "store-0"));
+  const RequestId request = h.Commit("worker-0", 1);
+  EXPECT_FALSE(h.Answered(request));
+  Leave(h, "store-0");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+}
+
 TEST(StoreLeaves, AStepWhoseCheckpointWasBegunIsDecidedAndSaved) {
   OffloadHarness h;
   StartSaved(h, 1, 1, 4);
