@@ -64,7 +64,11 @@ void Core::OnStoreLeaving(Member& member, const Moment& moment, Decision* out) {
     });
     bool being_copied = false;
     if (has && first) run.offload->parting_failed = false;  // it is tried for each of them
-    if (!has || !Trained(run) || !IsHeldByLeavingAlone(run, &being_copied)) continue;
+    if (!has || !IsHeldByLeavingAlone(run, &being_copied)) continue;
+    // The next step is still decided where its folder was made: with it the store would lose it.
+    const std::optional<SnapshotWork>& work = run.offload->snapshot;
+    if (work && !work->direct && work->step == run.job.committed_step + 1) may_go = false;
+    if (!Trained(run)) continue;
     const bool saves = WaitsForSave(run);
     const bool saved = saves && run.job.checkpoint.step() == run.job.committed_step;
     if (first) {

@@ -96,19 +96,21 @@ TEST(StoreLeaves, NorIsTheFirst) {
 }
 
 TEST(StoreLeaves, AStepWhoseCheckpointWasBegunIsDecidedAndSaved) {
-  OffloadHarness h;
-  StartSaved(h, 1, 1, 4);
-  h.TrainTo("a", 3);
-  h.answers_snapshots = false;
-  h.Seal("a-1", 4);
-  const RequestId request = h.Commit("worker-0", 4);
-  EXPECT_FALSE(AsksToLeave(h, "store-0"));
-  EXPECT_FALSE(h.Answered(request));
-  h.answers_snapshots = true;
-  h.Pump();
-  EXPECT_TRUE(h.Answered(request));
-  EXPECT_EQ(h.Status("a").checkpoint().step(), 4);
-  EXPECT_TRUE(AsksToLeave(h, "store-0"));
+  for (const uint64_t step : {1, 2, 4}) {  // also where nothing is to be saved but that
+    OffloadHarness h;
+    StartSaved(h, 1, 1, step == 2 ? 1 : step);
+    h.TrainTo("a", step - 1);
+    h.answers_snapshots = false;
+    h.Seal("a-1", step);
+    const RequestId request = h.Commit("worker-0", step);
+    EXPECT_FALSE(AsksToLeave(h, "store-0")) << step;
+    EXPECT_FALSE(h.Answered(request));
+    h.answers_snapshots = true;
+    h.Pump();
+    EXPECT_TRUE(h.Answered(request));
+    EXPECT_EQ(h.Status("a").checkpoint().step(), step);
+    EXPECT_TRUE(AsksToLeave(h, "store-0"));
+  }
 }
 
 // Its folder is for nothing else, and no rank is there that would decide the step.
