@@ -159,7 +159,7 @@ TEST(Evaluation, ARollBackGivesItItsTimeAnew) {
     EXPECT_EQ(h.Train("a", step).step(), step) << h.Status("a").reason();
   }
   h.AdvanceBeating(absl::Seconds(15), all);  // it has been 115 s since rank 0 was lost
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
   EXPECT_THAT(h.LastEvents("a"), Not(HasSubstr("left out")));
   Evaluated(h, 4, 2.5);
   EXPECT_EQ(EvalLosses(h).back(), 2.5);

@@ -155,7 +155,7 @@ TEST(StoreLeaves, RanksThatCannotWaitAsLongAreNotOpenedAgainBeforeItIsGone) {
     EXPECT_THAT(h.Status("a").reason(), HasSubstr("asked to leave"));
     h.BeginRanks("a");
   }
-  EXPECT_EQ(h.Status("a").generation(), 1);
+  ASSERT_EQ(h.Status("a").generation(), 1);
   h.Store("store-0").holds_snapshots = false;
   h.Pump();
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
