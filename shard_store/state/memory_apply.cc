@@ -217,6 +217,9 @@ void MemoryState::PublishChunk(const std::shared_ptr<ChunkUpdate>& one) {
   if (digests_ && !one->hashed)
     one->digest = Crc32c(chunk.master->data(), static_cast<size_t>(chunk.size()) * sizeof(float));
   one->update->on_chunk(chunk.id, one->digest);
+  // The task that runs this may live on for a moment after the last chunk's end was told, when the
+  // memory of a job that is over is to be free.
+  one->chunk = nullptr;
   EndChunk(one->update, absl::OkStatus());
 }
 
