@@ -119,10 +119,11 @@ absl::Status NvmeState::ComputeRow(const Update& update, uint32_t id, int64_t be
 }
 
 void NvmeState::OnUpdated(const std::shared_ptr<Update>& update, absl::Status status) {
-  const std::shared_ptr<Disk> disk = std::move(update->disk);
+  std::shared_ptr<Disk> disk = std::move(update->disk);
   update->disk = nullptr;
   // Everything was flushed before: this does not wait.
   if (status.ok() && disk != nullptr && update->step != nullptr) status = disk->staging->Drop();
+  disk = nullptr;  // once applies_ is less, nothing here holds the file
   status = Note(std::move(status));
   if (status.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
