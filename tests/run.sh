@@ -11,4 +11,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 build="$REPOSITORY/build"
 configure_once "$build"
 cmake --build "$build" --parallel "$(build_jobs)"
-exec ctest --test-dir "$build" --parallel "$(nproc)" --output-on-failure --no-tests=error "$@"
+
+# ctest shows nothing of what passes; what was killed, when and from which seeds is to be seen.
+summaries="$build/tests/faults/summaries"
+rm -rf "$summaries"
+status=0
+ctest --test-dir "$build" --parallel "$(nproc)" --output-on-failure --no-tests=error "$@" ||
+  status=$?
+for summary in "$summaries"/*.txt; do
+  if [[ -f $summary ]]; then cat "$summary"; fi
+done
+exit "$status"

@@ -1,0 +1,186 @@
+// Processes of offloaded jobs that kill themselves at the points of common/crash_point.h: before
+// and after a step is staged, logged and applied, in worker, coordinator and store. Whatever dies
+// where, the job completes, its history is the undisturbed run's, and its weights are the same.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/cluster/offload_fixture.h"
+
+namespace zeroshard::cluster {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::Ge;
+using testing::HasSubstr;
+using testing::Le;
+using Json = nlohmann::ordered_json;
+using Strings = std::vector<std::string>;
+
+constexpr int kSteps = 8;
+// With a checkpoint every second step: one is complete, or on its way.
+constexpr int kCrashStep = 5;
+
+// What `zeroshard local` and its daemons are started with while it lives.
+class CrashAt {
+ public:
+  explicit CrashAt(const std::string& what) { setenv(kVariable, what.c_str(), 1); }
+  ~CrashAt() { unsetenv(kVariable); }
+  CrashAt(const CrashAt&) = delete;
+  CrashAt& operator=(const CrashAt&) = delete;
+
+ private:
+  static constexpr char kVariable[] = "ZEROSHARD_CRASH_AT";
+};
+
+struct Group {
+  const char* name;
+  Strings points;
+  int stores;
+  int replicas;
+  bool parameters;  // offloaded too
+  bool bf16;
+  const char* device = "cpu";
+};
+
+void PrintTo(const Group& group, std::ostream* out) { *out << group.name; }
+
+class CrashPoints : public OffloadTest, public testing::WithParamInterface<Group> {
+ protected:
+  // Where chunks are on one store alone, a lost one takes the job back to a checkpoint.
+  static bool LosesSteps() {
+    const Group& group = GetParam();
+    return group.replicas == 1 && absl::StartsWith(group.points.front(), "store.");
+  }
+  static Strings Args() {
+    const Group& group = GetParam();
+    Strings args = Offload(group.stores, group.replicas, group.parameters, group.device);
+    args.insert(args.end(), {"--set", absl::StrCat("steps=", kSteps), "--set",
+                             absl::StrCat("bf16.enabled=", group.bf16 ? "true" : "false")});
+    if (LosesSteps())
+      args.insert(args.end(), {"--set", "checkpoint={dir: ckpt, interval_steps: 2}"});
+    return args;
+  }
+  // All that `local` printed.
+  static std::vector<Json> Statuses(const Process& local) {
+    std::vector<Json> statuses;
+    for (const auto line : absl::StrSplit(local.Out(), '\n', absl::SkipEmpty())) {
+      Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (json.is_object() && json.contains("status")) statuses.push_back(json["status"]);
+    }
+    return statuses;
+  }
+
+  // In no status was a store that has the state of the job's epoch ahead of the committed step, or
+  // more than one behind it; and after the crash all of them were seen to have just that one.
+  void ExpectVersions(const std::vector<Json>& statuses) {
+    int complete = 0;
+    for (const Json& status : statuses) {
+      const int committed = status["committed_step"];
+      if (!status.contains("stores") || status["stores"].empty()) continue;
+      bool all = committed >= kCrashStep;
+      int chunks = 0;
+      for (const Json& store : status["stores"]) {
+        const bool here = store["phase"] == "READY" || store["phase"] == "APPLYING";
+        if (here && store["version"]["epoch"] == status["version"]["epoch"]) {
+          EXPECT_THAT(store["version"]["step"].get<int>(), AllOf(Ge(committed - 1), Le(committed)))
+              << status;
+        }
+        all = all && store["phase"] == "READY" && store["version"] == status["version"];
+        chunks += store["usage"]["chunks"].get<int>();
+      }
+      // While a store is being replaced chunks have a copy less.
+      if (all && chunks >= status["store_plan"]["chunks"].get<int>()) ++complete;
+    }
+    EXPECT_THAT(complete, Ge(1)) << "no status with every store at the committed version";
+  }
+
+  void ExpectRecovered(const std::string& point, const Result& seen) {
+    const std::string events = seen.status["events"].dump();
+    const int lost = seen.status["steps_lost"];
+    if (absl::StartsWith(point, "worker.")) {
+      EXPECT_THAT(seen.status["generation"].get<int>(), Ge(2));
+    } else if (absl::StartsWith(point, "coordinator.")) {
+      EXPECT_THAT(events, HasSubstr("the coordinator started again (term 2)"));
+    } else if (!LosesSteps()) {
+      EXPECT_THAT(events, HasSubstr("RECOVERING"));
+    }
+    if (!LosesSteps()) {
+      EXPECT_EQ(lost, 0) << events;
+      return;
+    }
+    EXPECT_THAT(seen.status["version"]["epoch"].get<int>(), Ge(2));
+    const bool decided = !absl::StrContains(point, "sealed");
+    EXPECT_THAT(lost, AllOf(Ge(decided ? 1 : 0), Le(kCrashStep))) << events;
+  }
+};
+
+TEST_P(CrashPoints, TheStepIsDoneOnceAndWhole) {
+  const Result wanted = Undisturbed(Args());
+  ASSERT_FALSE(HasFailure());
+  ASSERT_EQ(wanted.history.size(), static_cast<size_t>(kSteps));
+  ASSERT_FALSE(wanted.digest.empty());
+  int run = 0;
+  for (const std::string& point : GetParam().points) {
+    SCOPED_TRACE(point);
+    const std::string workdir = absl::StrCat("w", ++run);
+    const std::string hit = absl::StrCat(folder_, "/hit-", run);
+    std::unique_ptr<Process> local;
+    {
+      const CrashAt crash(absl::StrCat(point, ":", kCrashStep, ":", hit));
+      local = StartJson(workdir, Args());
+    }
+    const Result seen = Finish(workdir, local.get());
+    ASSERT_TRUE(fs::exists(hit)) << "nothing came to " << point;
+    EXPECT_EQ(seen.status["state"], "COMPLETED");
+    EXPECT_EQ(seen.history, wanted.history);
+    EXPECT_EQ(seen.digest, wanted.digest);
+    ExpectRecovered(point, seen);
+    ExpectVersions(Statuses(*local));
+    if (LosesSteps()) ExpectSound(WorkPath(workdir, "ckpt/small"));
+    ASSERT_FALSE(HasFailure()) << local->Out() << local->Err();
+    fs::remove_all(WorkPath(workdir, ""));
+  }
+}
+
+Strings WorkerPoints(int rank) {
+  Strings points;
+  for (const char* where :
+       {"before_push", "mid_push", "before_commit", "before_pull", "after_pull"})
+    points.push_back(absl::StrCat("worker.", where, "@", rank));
+  return points;
+}
+
+Strings CoordinatorPoints() {
+  return {"coordinator.before_log", "coordinator.after_log", "coordinator.after_answer",
+          "coordinator.mid_tell"};
+}
+
+Strings StorePoints() {
+  return {"store.before_sealed", "store.after_sealed",   "store.before_apply",
+          "store.mid_apply",     "store.before_applied", "store.after_applied"};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Offload, CrashPoints,
+    testing::Values(Group{"RankZero", WorkerPoints(0), 2, 2, true, true},
+                    Group{"RankOne", WorkerPoints(1), 2, 2, false, true},
+                    Group{"Coordinator", CoordinatorPoints(), 2, 2, false, true},
+                    Group{"StoreOfTwo", StorePoints(), 3, 2, false, true},
+                    Group{"StoreAlone", StorePoints(), 2, 1, true, false},
+                    Group{"DiskOfTwo", {"store.mid_apply"}, 3, 2, true, true, "nvme"},
+                    Group{"DiskAlone", {"store.mid_apply"}, 2, 1, true, true, "nvme"}),
+    [](const testing::TestParamInfo<Group>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace zeroshard::cluster
