@@ -1,14 +1,44 @@
 #include "coordinator/service/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
 #include "common/log.h"
 #include "common/random_id.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
+namespace {
+
+// Of offloaded jobs.
+std::vector<uint64_t> DecidedSteps(const std::vector<LogRecord>& records) {
+  std::vector<uint64_t> steps;
+  for (const LogRecord& record : records) {
+    const auto* decided = std::get_if<StepDecisionRecord>(&record);
+    if (decided != nullptr) steps.push_back(decided->decision.step());
+  }
+  return steps;
+}
+
+// The crash point that follows what tells somebody of one of the steps; null: none.
+std::pair<const char*, uint64_t> PointAfter(const Action& action,
+                                            const std::vector<uint64_t>& decided) {
+  std::pair<const char*, uint64_t> point = {nullptr, 0};
+  if (decided.empty()) return point;
+  if (const auto* reply = std::get_if<Reply>(&action); reply != nullptr && reply->status.ok()) {
+    point = {"coordinator.after_answer", reply->number};
+  } else if (const auto* send = std::get_if<SendToSession>(&action);
+             send != nullptr && send->message.has_store()) {
+    point = {"coordinator.mid_tell", send->message.store().decision().step()};
+  }
+  if (std::find(decided.begin(), decided.end(), point.second) == decided.end()) point = {};
+  return point;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
                                                       std::unique_ptr<DurableLog> log) {
@@ -176,11 +206,18 @@ bool Engine::CarryOut(std::vector<Work>& batch) {
     std::move(work.decision.records.begin(), work.decision.records.end(),
               std::back_inserter(records));
   }
+  const std::vector<uint64_t> decided = DecidedSteps(records);
+  for (const uint64_t step : decided) CrashPoint("coordinator.before_log", step);
   absl::Status status = log_->Append(records);
+  for (const uint64_t step : decided) {
+    if (status.ok()) CrashPoint("coordinator.after_log", step);
+  }
   for (Work& work : batch) {
     for (const std::string& reason : work.decision.reasons) LogInfo(reason);
     for (Action& action : work.decision.actions) {
+      const auto [point, step] = PointAfter(action, decided);
       if (status.ok()) status = CarryOut(action);
+      if (point != nullptr) CrashPoint(point, step, kAnyRank, kCrashLinger);
     }
     if (const std::shared_ptr<Watcher> watcher = work.first_look.lock()) watcher->Notify();
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/crash_point.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "shard_store/state/host_state.h"
@@ -32,6 +33,14 @@ std::vector<uint32_t> FirstReplicas(const v1::StoreJob& job,
     }
   }
   return first;
+}
+
+void PassCrashPoints(const v1::StoreReport& report, const char* sealed, const char* applied,
+                     absl::Duration linger) {
+  const uint64_t here = report.version().step();
+  if (report.sealed_step() != 0) CrashPoint(sealed, report.sealed_step(), kAnyRank, linger);
+  if (report.phase() == v1::STORE_PHASE_READY && report.decision().step() == here && here != 0)
+    CrashPoint(applied, here, kAnyRank, linger);
 }
 
 // What those are told who asked for something of a state that is of no use any more: they have lost
@@ -268,7 +277,9 @@ void HostJob::SendReport(bool always) {
       reported_at_ = std::chrono::steady_clock::now();
       report = MakeReport();
     }
+    PassCrashPoints(report, "store.before_sealed", "store.before_applied", absl::ZeroDuration());
     if (context_->options.on_report) context_->options.on_report(report);
+    PassCrashPoints(report, "store.after_sealed", "store.after_applied", kCrashLinger);
     std::lock_guard<std::mutex> lock(mutex_);
     reporting_ = false;
     changed_.notify_all();

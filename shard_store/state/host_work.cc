@@ -1,5 +1,6 @@
 // What a job's own threads do: loading, applying, digests, snapshots.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <system_error>
@@ -7,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/crash_point.h"
 #include "common/log.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
@@ -223,12 +225,17 @@ void HostJob::Apply(uint64_t life, const v1::StepDecision& decision) {
     });
     return;
   }
+  const uint64_t step = decision.step();
+  CrashPoint("store.before_apply", step);
   const auto start = std::chrono::steady_clock::now();
   const auto done = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> applied = done->get_future();
+  const auto chunks = std::make_shared<std::atomic<int>>(0);
   state->state->Apply(
       decision,
-      [this, life](uint32_t chunk, uint32_t digest) {
+      [this, life, step, chunks](uint32_t chunk, uint32_t digest) {
+        // The first gets through meanwhile.
+        if ((*chunks)++ != 0) CrashPoint("store.mid_apply", step, kAnyRank, kCrashLinger);
         Calls calls;
         {
           std::lock_guard<std::mutex> lock(mutex_);

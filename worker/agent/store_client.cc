@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
 #include "common/member/backoff.h"
 #include "common/plan/zero_policy.h"
 #include "common/spec/decision.h"
@@ -386,6 +387,7 @@ void StoreClient::Core::SendPushes() {
 
 void StoreClient::Core::SendPush(uint64_t step, const Piece& piece, const char* data,
                                  const std::shared_ptr<Transfer>& transfer) {
+  CrashPoint("worker.before_push", step, options.fence.rank());
   auto on_gone = [core = shared_from_this()](int64_t count) {
     std::lock_guard<std::mutex> lock(core->mutex);
     core->pushing -= count;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
 
 namespace zeroshard {
 namespace {
@@ -218,7 +219,9 @@ absl::Status StoreLink::OnAcknowledged(const Header& header) {
   }
   for (const Unacknowledged& push : done) {
     options_.counters->pushed += push.bytes;
-    if (--push.piece->unacknowledged == 0) push.piece->transfer->Finish(push.piece->count);
+    if (--push.piece->unacknowledged != 0) continue;
+    CrashPoint("worker.mid_push", push.piece->step, options_.hello.rank());
+    push.piece->transfer->Finish(push.piece->count);
   }
   return absl::OkStatus();
 }
@@ -250,7 +253,10 @@ absl::Status StoreLink::OnData(const bulk::ReceivedFrame& frame) {
   piece->received += header.count;
   options_.counters->pulled += header.bytes;
   if (header.slot != 0) options_.counters->pulled_shared += header.bytes;
-  if (piece->received == piece->count) piece->transfer->Finish(piece->count);
+  if (piece->received == piece->count) {
+    CrashPoint("worker.after_pull", piece->step, options_.hello.rank());
+    piece->transfer->Finish(piece->count);
+  }
   std::optional<bulk::Outgoing> next;
   std::shared_ptr<bulk::ClientStream> stream;
   std::unique_lock<std::mutex> lock(mutex_);

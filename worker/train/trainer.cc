@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/crash_point.h"
 #include "common/hf/config.h"
 #include "common/plan/planner.h"
 #include "common/spec/decision.h"
@@ -340,10 +341,13 @@ class TrainerImpl : public Trainer {
       enter(StepPhase::kOffload, "commit");
       // Every rank was in the exchange, so everything is staged. The others need no word of the
       // commit: what they pull is there once it is made.
+      const auto rank = static_cast<uint32_t>(options_.comm->rank());
+      CrashPoint("worker.before_commit", step, rank);
       if (IsRankZero()) {
         ZS_RETURN_IF_ERROR(observer->BeforeCommit());
         ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start)));
       }
+      CrashPoint("worker.before_pull", step, rank);
       ZS_RETURN_IF_ERROR(engine_->PullUpdated());
     } else {
       enter(StepPhase::kOptimizer, "");
