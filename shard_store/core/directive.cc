@@ -65,6 +65,21 @@ absl::Status JobControl::CheckCounters(const v1::StoreDirective& directive) cons
   return absl::OkStatus();
 }
 
+absl::Status JobControl::CheckSelf(const v1::StoreDirective& directive,
+                                   absl::string_view self) const {
+  if (self.empty() || directive.drop()) return absl::OkStatus();
+  const v1::StoreJob& job = directive.has_job() ? directive.job() : job_;
+  if (job.store() >= static_cast<uint32_t>(job.map().stores_size())) return absl::OkStatus();
+  const v1::StoreMap::Store& named = job.map().stores(static_cast<int>(job.store()));
+  if (named.incarnation() == self) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      directive.has_job() ? "a directive for " : "what is here of ", report_.run_id(),
+      " is of a map (version ",
+      directive.has_job() ? directive.map_version() : report_.map_version(), ") for incarnation ",
+      named.incarnation().empty() ? "(none)" : named.incarnation(), " of ", named.member(),
+      "; this process is incarnation ", self));
+}
+
 absl::Status JobControl::CheckContents(const v1::StoreDirective& directive,
                                        const std::optional<Map>& map) const {
   const std::string& run_id = report_.run_id();
@@ -117,6 +132,7 @@ absl::StatusOr<JobControl::Map> JobControl::ReadMap(const v1::StoreDirective& di
     if (store >= store_count && store != kNoStore) {
       return refuse("chunk ", chunk, " is on store ", store, " of ", store_count);
     }
+    if (store != kNoStore) map.placed.insert(store);
     if (store == map.job.store()) map.chunks.emplace(chunk, table.chunks[chunk]);
   }
   for (const v1::StoreJob::Copy& copy : map.job.copies()) {

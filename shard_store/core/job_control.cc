@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
@@ -13,6 +14,14 @@ namespace {
 // No maps in it: equal messages have equal bytes.
 bool Same(const v1::StepDecision& a, const v1::StepDecision& b) {
   return a.SerializeAsString() == b.SerializeAsString();
+}
+
+// A generation's, at most: whoever makes ranks up is refused before they fill memory.
+constexpr size_t kMostRanks = size_t{1} << 16;
+
+// What a peer says of itself may be anything.
+std::string Named(absl::string_view text) {
+  return text.empty() ? "(none)" : absl::CHexEscape(text.substr(0, 80));
 }
 
 bool SameChunks(const std::map<uint32_t, Chunk>& a, const std::map<uint32_t, Chunk>& b) {
@@ -29,12 +38,14 @@ JobControl::JobControl(std::string run_id, int64_t chunk_elements)
 
 bool JobControl::Held() const { return report_.phase() != v1::STORE_PHASE_UNSPECIFIED; }
 
-absl::StatusOr<Orders> JobControl::OnDirective(const v1::StoreDirective& directive) {
+absl::StatusOr<Orders> JobControl::OnDirective(const v1::StoreDirective& directive,
+                                               absl::string_view self) {
   if (directive.run_id() != report_.run_id()) {
     return absl::InvalidArgumentError(absl::StrCat("a directive for ", directive.run_id(),
                                                    " came to what is here of ", report_.run_id()));
   }
   ZS_RETURN_IF_ERROR(CheckCounters(directive));
+  ZS_RETURN_IF_ERROR(CheckSelf(directive, self));
   Orders orders;
   if (directive.drop()) {
     report_.set_term(directive.term());
@@ -47,6 +58,8 @@ absl::StatusOr<Orders> JobControl::OnDirective(const v1::StoreDirective& directi
     last.set_dropped(true);
     report_ = std::move(last);
     job_.Clear();
+    placed_.clear();
+    ranks_.clear();
     chunks_.clear();
     valid_.clear();
     staging_.clear();
@@ -91,6 +104,7 @@ void JobControl::Follow(const v1::StoreDirective& directive, const std::optional
   if (orders->apply) orders->digest_step.reset();
   if (directive.generation() > report_.generation()) {
     report_.set_generation(directive.generation());
+    ranks_.clear();
     orders->end_streams = true;
     ClearStaging();
     // What is being applied uses it; that frees it.
@@ -108,6 +122,7 @@ bool JobControl::TakeMap(const v1::StoreDirective& directive, const Map& map, Or
   const bool whole = report_.phase() != v1::STORE_PHASE_LOADING;
   if (whole && SameChunks(map.chunks, chunks_) && !digest_started_) {
     job_ = map.job;
+    placed_ = map.placed;
     report_.set_map_version(map.version);
     report_.clear_digest_step();
     report_.clear_digest_low();
@@ -151,6 +166,7 @@ void JobControl::BeginLoad(const v1::StoreDirective& directive, const Map& map,
   }
   report_ = std::move(next);
   job_ = map.job;
+  placed_ = map.placed;
   chunks_ = map.chunks;
   valid_.clear();
   for (const auto& [number, chunk] : chunks_) {
@@ -354,6 +370,46 @@ absl::Status JobControl::CheckStream(uint64_t generation) const {
         absl::StrCat("the state of ", run_id, " here is of no use: ", report_.problem()));
   }
   return absl::OkStatus();
+}
+
+absl::Status JobControl::CheckPeer(absl::string_view member, absl::string_view incarnation) const {
+  const v1::StoreMap::Store* named = nullptr;
+  for (const uint32_t index : placed_) {
+    const v1::StoreMap::Store& store = job_.map().stores(static_cast<int>(index));
+    if (store.member() != member) continue;
+    if (store.incarnation() == incarnation) return absl::OkStatus();
+    named = &store;
+  }
+  if (named != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", member, " of incarnation ", Named(incarnation),
+                     " asks for state of ", report_.run_id(), "; the map of version ",
+                     report_.map_version(), " has its incarnation ", Named(named->incarnation())));
+  }
+  return absl::UnavailableError(absl::StrCat("store ", Named(member),
+                                             " has no chunks in the map of ", report_.run_id(),
+                                             " here, which is version ", report_.map_version()));
+}
+
+absl::Status JobControl::Admit(const v1::BulkHello& hello) {
+  ZS_RETURN_IF_ERROR(CheckStream(hello.generation()));
+  if (hello.store()) return CheckPeer(hello.member(), hello.incarnation());
+  const auto found = ranks_.find(hello.rank());
+  if (found == ranks_.end()) {
+    if (ranks_.size() >= kMostRanks) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "rank ", hello.rank(), " of ", report_.run_id(), " asks for a stream in generation ",
+          hello.generation(), ", in which ", kMostRanks, " others have had one: no job has more"));
+    }
+    ranks_.emplace(hello.rank(), std::make_pair(hello.member(), hello.incarnation()));
+    return absl::OkStatus();
+  }
+  const auto& [member, incarnation] = found->second;
+  if (member == hello.member() && incarnation == hello.incarnation()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", hello.rank(), " of ", report_.run_id(), " in generation ", hello.generation(),
+      " is incarnation ", Named(incarnation), " of ", Named(member), ", not ",
+      Named(hello.incarnation()), " of ", Named(hello.member())));
 }
 
 absl::Status JobControl::CheckElements(uint32_t chunk, uint32_t begin, uint32_t count) const {

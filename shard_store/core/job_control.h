@@ -14,10 +14,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/plan/chunk_table.h"
 #include "shard_store/core/staging.h"
 #include "zeroshard/v1/store.pb.h"
@@ -55,10 +57,13 @@ class JobControl {
   // FAILED_PRECONDITION: from a term, epoch, generation, map or step that is over, or it builds on
   // a map that is not here; nothing changes then, and the report should be sent (again).
   // INVALID_ARGUMENT: it makes no sense (a map without this store, chunks that the table lacks);
-  // nothing changes either.
+  // nothing changes either. `self` is the incarnation of this process now; FAILED_PRECONDITION also
+  // where the map, or without one the map that is here, puts another in its place. Empty: unknown,
+  // and not compared.
   // A decision that cannot be applied (a gap, gradients that are not all here) fails the job here:
   // phase FAILED, with the reason. The same directive again does nothing.
-  absl::StatusOr<Orders> OnDirective(const v1::StoreDirective& directive);
+  absl::StatusOr<Orders> OnDirective(const v1::StoreDirective& directive,
+                                     absl::string_view self = {});
 
   // --- answers to orders. Each returns what can be done now that could not before. ---
   Orders OnLoaded(const absl::Status& status);
@@ -75,6 +80,14 @@ class JobControl {
   // Whether a stream of this generation may speak. UNAVAILABLE: not open here yet, or the state
   // here is of no use: come again; FAILED_PRECONDITION: over.
   absl::Status CheckStream(uint64_t generation) const;
+  // Whether who says this hello may have a stream: CheckStream and, of a rank, that no other member
+  // or incarnation has had one as that rank in this generation (FAILED_PRECONDITION names both; a
+  // generation's ranks never change); of a store, CheckPeer. RESOURCE_EXHAUSTED: more ranks than a
+  // job can have.
+  absl::Status Admit(const v1::BulkHello& hello);
+  // Whether the map here puts chunks on this store. FAILED_PRECONDITION: on another incarnation of
+  // it. UNAVAILABLE: not at all, but a map may be on its way that does.
+  absl::Status CheckPeer(absl::string_view member, absl::string_view incarnation) const;
   // Whether these elements of a chunk may be staged now. FAILED_PRECONDITION names generation,
   // epoch or step seen and wanted; INVALID_ARGUMENT a range outside the chunk, a chunk that is not
   // here or not trained, a range that overlaps another of the same step without being equal to it.
@@ -115,10 +128,12 @@ class JobControl {
     uint64_t version = 0;
     std::map<uint32_t, Chunk> chunks;
     std::set<uint32_t> copied;  // from other stores
+    std::set<uint32_t> placed;  // stores that have chunks
     size_t table_size = 0;
   };
   // directive.cc
   absl::Status CheckCounters(const v1::StoreDirective& directive) const;
+  absl::Status CheckSelf(const v1::StoreDirective& directive, absl::string_view self) const;
   absl::Status CheckContents(const v1::StoreDirective& directive,
                              const std::optional<Map>& map) const;
   bool NeedsMap(const v1::StoreDirective& directive) const;
@@ -144,10 +159,14 @@ class JobControl {
   v1::StoreReport report_;
   v1::StoreJob job_;
   std::map<uint32_t, Chunk> chunks_;
-  std::set<uint32_t> valid_;  // chunks that have the version, while others are loaded
+  std::set<uint32_t> placed_;  // stores of the map that have chunks
+  std::set<uint32_t> valid_;   // chunks that have the version, while others are loaded
   std::optional<v1::StepDecision> applying_;
   std::map<uint32_t, uint32_t> applied_;  // by chunk that has its new version: digest
   std::map<uint32_t, uint32_t> digests_;  // by chunk, of the version; empty: unknown
+
+  // Of the generation that is open: member and incarnation of each rank that has had a stream.
+  std::map<uint32_t, std::pair<std::string, std::string>> ranks_;
 
   std::map<uint32_t, Coverage> staging_;  // of the next step, by trained chunk
   uint64_t missing_ = 0;                  // elements that it lacks

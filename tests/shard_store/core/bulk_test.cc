@@ -216,5 +216,61 @@ TEST_F(BulkTest, OfAStateThatFailedNothingIsServed) {
   EXPECT_EQ(control_.report().problem(), "chunk 2: bad");
 }
 
+v1::BulkHello HelloOf(uint32_t rank, const std::string& member, const std::string& incarnation,
+                      uint64_t generation = 1) {
+  v1::BulkHello hello;
+  hello.set_run_id("small-1");
+  hello.set_generation(generation);
+  hello.set_rank(rank);
+  hello.set_member(member);
+  hello.set_incarnation(incarnation);
+  return hello;
+}
+
+TEST_F(BulkTest, ARankIsOneIncarnationOfOneMemberForAsLongAsItsGenerationIsOpen) {
+  Open();
+  EXPECT_TRUE(control_.Admit(HelloOf(0, "worker-0", "old")).ok());
+  EXPECT_TRUE(control_.Admit(HelloOf(0, "worker-0", "old")).ok()) << "its second stream";
+  EXPECT_TRUE(control_.Admit(HelloOf(1, "worker-1", "other")).ok());
+  const absl::Status anew = control_.Admit(HelloOf(0, "worker-0", "new"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(anew)) << anew;
+  EXPECT_THAT(std::string(anew.message()), testing::AllOf(HasSubstr("rank 0 of small-1"),
+                                                          HasSubstr("incarnation old of worker-0"),
+                                                          HasSubstr("not new of worker-0")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(control_.Admit(HelloOf(1, "worker-0", "old"))));
+  now_.set_generation(2);
+  Say(now_);
+  EXPECT_TRUE(absl::IsFailedPrecondition(control_.Admit(HelloOf(0, "worker-0", "old"))));
+  EXPECT_TRUE(control_.Admit(HelloOf(0, "worker-0", "new", 2)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(control_.Admit(HelloOf(0, "worker-0", "old", 2))));
+}
+
+TEST_F(BulkTest, AStoreThatCopiesMustHaveChunksInTheMapInThatIncarnation) {
+  v1::StoreDirective directive = OpeningOn({{0, 1}, {0, 1}, {0, kNoStore}}, 3);
+  v1::StoreMap& map = *directive.mutable_job()->mutable_map();
+  for (int i = 0; i < 3; ++i) {
+    map.mutable_stores(i)->set_member("store-" + std::to_string(i));
+    map.mutable_stores(i)->set_incarnation("i" + std::to_string(i));
+  }
+  Open(directive);
+  const auto admit = [&](const std::string& member, const std::string& incarnation) {
+    v1::BulkHello hello = HelloOf(1, member, incarnation);
+    hello.set_store(true);
+    return control_.Admit(hello);
+  };
+  EXPECT_TRUE(admit("store-1", "i1").ok());
+  const absl::Status old = admit("store-1", "i0");
+  EXPECT_TRUE(absl::IsFailedPrecondition(old)) << old;
+  EXPECT_THAT(std::string(old.message()),
+              testing::AllOf(HasSubstr("store-1"), HasSubstr("i0"), HasSubstr("incarnation i1")));
+  EXPECT_TRUE(absl::IsUnavailable(admit("store-2", "i2"))) << "nothing is placed there";
+  EXPECT_TRUE(absl::IsUnavailable(admit("store-9", "i1")));
+  // A later map has it.
+  map.set_placement(5, 2);
+  directive.set_map_version(2);
+  Say(directive);
+  EXPECT_TRUE(admit("store-2", "i2").ok());
+}
+
 }  // namespace
 }  // namespace zeroshard::store

@@ -575,5 +575,31 @@ TEST_F(DirectiveTest, ProgressGrowsWithWhatIsDone) {
   EXPECT_GT(control_.report().progress(), last);
 }
 
+TEST_F(DirectiveTest, AMapForAnotherIncarnationOfThisStoreIsRefused) {
+  v1::StoreDirective directive = Opening();
+  v1::StoreMap& map = *directive.mutable_job()->mutable_map();
+  map.mutable_stores(0)->set_incarnation("before");
+  const std::string untouched = control_.report().SerializeAsString();
+  const absl::Status refused = control_.OnDirective(directive, "now").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("small-1"), HasSubstr("incarnation before of store-0"),
+                             HasSubstr("incarnation now")));
+  EXPECT_EQ(control_.report().SerializeAsString(), untouched);
+  EXPECT_TRUE(control_.OnDirective(directive, "before").ok());
+  control_.OnLoaded(absl::OkStatus());
+  // Of what is here already, too: this process was fenced and is another now.
+  directive.clear_job();
+  directive.set_generation(2);
+  EXPECT_TRUE(absl::IsFailedPrecondition(control_.OnDirective(directive, "now").status()));
+  EXPECT_EQ(control_.generation(), 1u);
+  EXPECT_TRUE(control_.OnDirective(directive, "before").ok());
+  EXPECT_EQ(control_.generation(), 2u);
+  // To forget it needs no name.
+  directive.set_drop(true);
+  EXPECT_TRUE(control_.OnDirective(directive, "now").ok());
+  EXPECT_TRUE(control_.dropped());
+}
+
 }  // namespace
 }  // namespace zeroshard::store
