@@ -24,6 +24,8 @@ std::string FormatHistoryLine(const v1::StepRecord& record) {
                       ",\"tokens\":", record.tokens(),
                       record.has_eval_loss() ? ",\"eval_loss\":" : "",
                       record.has_eval_loss() ? Number(record.eval_loss()) : "",
+                      record.steps_lost() != 0 ? ",\"steps_lost\":" : "",
+                      record.steps_lost() != 0 ? absl::StrCat(record.steps_lost()) : "",
                       ",\"seconds\":", Number(record.seconds()), "}");
 }
 

@@ -9,9 +9,12 @@ namespace zeroshard {
 
 // One JSON object on one line, without the newline, the same keys in the same order:
 //   {"step":1,"loss":5.545,"grad_norm":2.5,"learning_rate":5e-05,"tokens":4096,"seconds":0.25}
-// with "eval_loss" before "seconds" at the steps after which the validation set was measured.
-// Numbers in the shortest form that reads back as the same double; a non-finite one is null. Two
-// runs that trained the same print the same text, but for `seconds`.
+// with "eval_loss" before "seconds" at the steps after which the validation set was measured, and
+// "steps_lost" there at the first step after the job went back to an earlier one: how many
+// committed steps were given up since the record before. They are done again, so that each step is
+// in the file once; those of a run add up to its JobStatus.steps_lost, once a step was done after
+// the last. Numbers in the shortest form that reads back as the same double; a non-finite one is
+// null. Two runs that trained the same print the same text, but for `seconds` and `steps_lost`.
 std::string FormatHistoryLine(const v1::StepRecord& record);
 
 }  // namespace zeroshard

@@ -212,6 +212,7 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     }
     committed = record.step();
     action.records.push_back(record);
+    action.records.back().clear_steps_lost();
     if (!record.has_eval_loss() || std::isfinite(record.eval_loss())) continue;
     action.records.back().clear_eval_loss();
     unmeasured = record.step();

@@ -240,6 +240,10 @@ void Core::EndSnapshot(Run& run, const v1::CheckpointRecord& record, const Momen
   const std::optional<SnapshotWork> work = std::exchange(o.snapshot, std::nullopt);
   if (record.complete() && work && record.step() > run.job.checkpoint.step()) {
     run.job.checkpoint_sample = work->next_sample;
+    // Of the step that the epoch began with, the history says as much as before.
+    if (record.step() > o.map.job.base().step()) {
+      run.job.checkpoint_steps_lost = run.job.steps_lost;
+    }
   }
   v1::ReportStepsRequest body;
   *body.add_checkpoints() = record;

@@ -76,6 +76,7 @@ void Core::On(const CommitStep& event, const Moment& moment, Decision* out) {
   }
   o.pending->record = record;
   o.pending->record.clear_eval_loss();
+  o.pending->record.clear_steps_lost();
   o.pending->next_sample = event.body.next_sample();
   o.pending->samples = event.body.samples();
   if (o.pending->requests.size() >= kMaxPendingRequests) {
@@ -149,8 +150,12 @@ bool Core::ReplicasDiffer(Run& run, const Moment& moment, Decision* out) {
 
 void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   OffloadedRun& o = *run.offload;
-  const PendingStep pending = *std::exchange(o.pending, std::nullopt);
+  PendingStep pending = *std::exchange(o.pending, std::nullopt);
   const uint64_t step = pending.record.step();
+  // The first of an epoch: what tells of later losses than the checkpoint's was cut with them.
+  if (o.AtBase()) {
+    pending.record.set_steps_lost(run.job.steps_lost - run.job.checkpoint_steps_lost);
+  }
   WriteHistory(run, out);
   StepDecisionRecord decided;
   decided.run_id = run.job.run_id;

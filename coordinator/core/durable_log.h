@@ -49,6 +49,7 @@ struct JobRecord {
   uint64_t first_sample = 0;
   uint64_t checkpoint_sample = 0;
   uint64_t steps_lost = 0;  // committed steps that were given up with the state of a store
+  uint64_t checkpoint_steps_lost = 0;  // of these, what the history tells up to `checkpoint`
 };
 // Key: run_id, rank. The member that holds the rank in the current generation, and how its part
 // ended.

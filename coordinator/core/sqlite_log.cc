@@ -3,6 +3,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,7 @@
 namespace zeroshard::coordinator {
 namespace {
 
-constexpr char kSchemaVersion[] = "3";
+constexpr char kSchemaVersion[] = "4";
 constexpr char kSchema[] = R"sql(
 CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -20,7 +21,8 @@ CREATE TABLE IF NOT EXISTS jobs(
   weights_digest TEXT NOT NULL, submitted_unix_ms INTEGER NOT NULL,
   ended_unix_ms INTEGER NOT NULL, plan BLOB NOT NULL, saving INTEGER NOT NULL DEFAULT 0,
   history_of TEXT NOT NULL DEFAULT '', first_sample INTEGER NOT NULL DEFAULT 0,
-  checkpoint_sample INTEGER NOT NULL DEFAULT 0, steps_lost INTEGER NOT NULL DEFAULT 0);
+  checkpoint_sample INTEGER NOT NULL DEFAULT 0, steps_lost INTEGER NOT NULL DEFAULT 0,
+  checkpoint_steps_lost INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ranks(
   run_id TEXT NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL, incarnation TEXT NOT NULL,
   host TEXT NOT NULL, pid INTEGER NOT NULL, ended INTEGER NOT NULL, end BLOB NOT NULL,
@@ -59,6 +61,13 @@ ALTER TABLE jobs ADD COLUMN first_sample INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN checkpoint_sample INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN steps_lost INTEGER NOT NULL DEFAULT 0;
 UPDATE meta SET value='3' WHERE key='schema_version';
+COMMIT;
+)sql";
+
+constexpr char kRaiseFrom3[] = R"sql(
+BEGIN EXCLUSIVE;
+ALTER TABLE jobs ADD COLUMN checkpoint_steps_lost INTEGER NOT NULL DEFAULT 0;
+UPDATE meta SET value='4' WHERE key='schema_version';
 COMMIT;
 )sql";
 
@@ -130,7 +139,7 @@ struct Writer {
     plan.set_first_step(r.first_step);
     if (!r.resume.checkpoint().empty()) *plan.mutable_resume() = r.resume;
     if (r.checkpoint.step() != 0) *plan.mutable_checkpoint() = r.checkpoint;
-    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")
+    return Statement(db, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")
         .Text(r.run_id)
         .Number(r.order)
         .Blob(r.spec.SerializeAsString())
@@ -147,6 +156,7 @@ struct Writer {
         .Number(r.first_sample)
         .Number(r.checkpoint_sample)
         .Number(r.steps_lost)
+        .Number(r.checkpoint_steps_lost)
         .Run();
   }
   int operator()(const RankRecord& r) const {
@@ -285,10 +295,13 @@ absl::Status SqliteLog::Prepare() {
     if (code != SQLITE_ROW) return Error(code, "read");
     version = statement.BytesAt(0);
   }
-  if (version == "1") {
-    if (absl::Status raised = Execute(kRaiseFrom1); !raised.ok()) return raised;
+  const std::pair<const char*, const char*> raises[] = {
+      {kRaiseFrom1, "2"}, {kRaiseFrom2, "3"}, {kRaiseFrom3, "4"}};
+  for (size_t from = 0; from < std::size(raises); ++from) {
+    if (version != absl::StrCat(from + 1)) continue;
+    if (absl::Status raised = Execute(raises[from].first); !raised.ok()) return raised;
+    version = raises[from].second;
   }
-  if (version == "1" || version == "2") return Execute(kRaiseFrom2);
   if (version != kSchemaVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the coordinator's log ", path_, " has schema version ", version,
@@ -361,7 +374,7 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
   each(
       "SELECT run_id, ord, spec, state, reason, generation, committed_step, weights_digest, "
       "submitted_unix_ms, ended_unix_ms, plan, saving, history_of, first_sample, "
-      "checkpoint_sample, steps_lost FROM jobs",
+      "checkpoint_sample, steps_lost, checkpoint_steps_lost FROM jobs",
       [&](const Statement& s) -> LogRecord {
         JobRecord job;
         job.run_id = s.BytesAt(0);
@@ -387,6 +400,7 @@ absl::StatusOr<LoadedState> SqliteLog::Load() {
         job.first_sample = s.NumberAt(13);
         job.checkpoint_sample = s.NumberAt(14);
         job.steps_lost = s.NumberAt(15);
+        job.checkpoint_steps_lost = s.NumberAt(16);
         return job;
       });
   each("SELECT run_id, map_version, job, copies, next_sample FROM store_maps",

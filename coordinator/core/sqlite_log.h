@@ -11,14 +11,14 @@ struct sqlite3;
 namespace zeroshard::coordinator {
 
 // One writer: the file is locked while this lives (also against other processes), and the lock goes
-// with the process, however it ends. Write-ahead log, synced on every Append. Schema version 3 (a
-// file of version 1, which lacks the last five columns of jobs, or of version 2, which lacks the
-// last three, is raised to it when it is opened):
+// with the process, however it ends. Write-ahead log, synced on every Append. Schema version 4 (a
+// file of version 1, which lacks the last six columns of jobs, of version 2, which lacks the last
+// four, or of version 3, which lacks the last one, is raised to it when it is opened):
 //   meta(key, value)               schema_version, cluster_id
 //   counters(name, value)
 //   jobs(run_id, ord, spec, state, reason, generation, committed_step, weights_digest,
 //        submitted_unix_ms, ended_unix_ms, plan, saving, history_of, first_sample,
-//        checkpoint_sample, steps_lost)
+//        checkpoint_sample, steps_lost, checkpoint_steps_lost)
 //        spec: a zeroshard.v1.JobSpec; plan: a zeroshard.v1.JobStatus of which `plan`, first_step,
 //        resume and checkpoint are set
 //   ranks(run_id, rank, member, incarnation, host, pid, ended, end)

@@ -91,6 +91,7 @@ absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
   };
   uint64_t step = 0;
   uint64_t tokens = 0;
+  uint64_t steps_lost = 0;
   double loss = 0;
   double grad_norm = 0;
   double learning_rate = 0;
@@ -108,6 +109,7 @@ absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
   record.set_tokens(tokens);
   record.set_seconds(seconds);
   if (number("eval_loss", &eval_loss)) record.set_eval_loss(eval_loss);
+  if (count("steps_lost", &steps_lost)) record.set_steps_lost(steps_lost);
   return record;
 }
 

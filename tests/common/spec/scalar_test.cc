@@ -58,6 +58,19 @@ TEST(HistoryLine, HasItsKeysInOrderAndShortestNumbers) {
             R"("tokens":4096,"seconds":2})");
 }
 
+TEST(HistoryLine, HasWhatIsOfSomeStepsOnlyBeforeTheSeconds) {
+  v1::StepRecord record;
+  record.set_step(7);
+  record.set_steps_lost(3);
+  EXPECT_EQ(FormatHistoryLine(record),
+            R"({"step":7,"loss":0,"grad_norm":0,"learning_rate":0,"tokens":0,)"
+            R"("steps_lost":3,"seconds":0})");
+  record.set_eval_loss(2.5);
+  EXPECT_EQ(FormatHistoryLine(record),
+            R"({"step":7,"loss":0,"grad_norm":0,"learning_rate":0,"tokens":0,)"
+            R"("eval_loss":2.5,"steps_lost":3,"seconds":0})");
+}
+
 TEST(HistoryLine, NonFiniteNumbersAreNull) {
   v1::StepRecord record;
   record.set_loss(std::numeric_limits<double>::quiet_NaN());

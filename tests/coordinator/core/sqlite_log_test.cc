@@ -49,7 +49,8 @@ std::string Text(const LoadedState& state) {
                     " ", job.weights_digest, " ", job.submitted_unix_ms, " ", job.ended_unix_ms,
                     " ", job.first_step, " ", job.resume.SerializeAsString(), " ",
                     job.checkpoint.SerializeAsString(), " ", job.saving, " ", job.history_of, " ",
-                    job.first_sample, " ", job.checkpoint_sample, " ", job.steps_lost);
+                    job.first_sample, " ", job.checkpoint_sample, " ", job.steps_lost, " ",
+                    job.checkpoint_steps_lost);
     if (j.stores) {
       absl::StrAppend(&text, "\nmap ", j.stores->run_id, " ", j.stores->map_version, " ",
                       j.stores->job.SerializeAsString(), " ", j.stores->next_sample);
@@ -99,6 +100,7 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   job.first_sample = 1;
   job.checkpoint_sample = 2;
   job.steps_lost = 3;
+  job.checkpoint_steps_lost = 2;
   StoreMapRecord map{"a-1", 4, {}, {{0, 7, 1}, {1, 8, 0}}, 163};
   map.job.mutable_base()->set_epoch(2);
   map.job.mutable_map()->set_replicas(2);
@@ -109,6 +111,7 @@ TEST_F(SqliteLogTest, GivesBackWhatAnyMixOfRecordsAmountsTo) {
   decided.decision.set_step(61);
   decided.decision.set_multiplier(0.25f);
   decided.record.set_loss(2.5);
+  decided.record.set_steps_lost(1);
   decided.previous.set_step(60);
   decided.samples = 1000;
   decided.snapshot_step = 60;
@@ -243,6 +246,37 @@ TEST_F(SqliteLogTest, AFileOfTheSecondVersionIsRaisedAndTakesOffloadedJobs) {
     JobRecord job = loaded.job;
     job.steps_lost = 9;
     ASSERT_TRUE(log->Append({job, StoreMapRecord{"a-1", 1, {}, {}, 0}}).ok());
+  }
+}
+
+// The same of version 3.
+TEST_F(SqliteLogTest, AFileOfTheThirdVersionIsRaisedAndKeepsItsLostSteps) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(
+                db,
+                "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT "
+                "ROWID; INSERT INTO meta VALUES('schema_version','3');"
+                "CREATE TABLE jobs(run_id TEXT PRIMARY KEY, ord INTEGER NOT NULL, spec "
+                "BLOB NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL, generation "
+                "INTEGER NOT NULL, committed_step INTEGER NOT NULL, weights_digest TEXT "
+                "NOT NULL, submitted_unix_ms INTEGER NOT NULL, ended_unix_ms INTEGER NOT "
+                "NULL, plan BLOB NOT NULL, saving INTEGER NOT NULL DEFAULT 0, history_of "
+                "TEXT NOT NULL DEFAULT '', first_sample INTEGER NOT NULL DEFAULT 0, "
+                "checkpoint_sample INTEGER NOT NULL DEFAULT 0, steps_lost INTEGER NOT NULL "
+                "DEFAULT 0);"
+                "INSERT INTO jobs VALUES('a-1',7,x'',3,'running',2,5,'d',11,12,x'',1,'z',4,6,9);",
+                nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(db);
+  for (int life = 0; life < 2; ++life) {
+    const auto log = Open();
+    JobRecord job = log->Load()->jobs.at("a-1").job;
+    EXPECT_EQ(job.checkpoint_sample, 6u);
+    EXPECT_EQ(job.steps_lost, 9u);
+    EXPECT_EQ(job.checkpoint_steps_lost, life == 0 ? 0u : 8u);
+    job.checkpoint_steps_lost = 8;
+    ASSERT_TRUE(log->Append({job}).ok());
   }
 }
 

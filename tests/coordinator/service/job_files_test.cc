@@ -179,6 +179,22 @@ TEST_F(JobFilesTest, TheLossOfTheValidationSetIsReadBack) {
   EXPECT_FALSE((*records)[1].has_eval_loss());
 }
 
+TEST_F(JobFilesTest, WhatARollBackCostIsReadBackAndStaysWhereTheHistoryIsCut) {
+  v1::StepRecord record = Record(2, 0.5);
+  record.set_steps_lost(3);
+  ASSERT_TRUE(files.AppendHistory("a", "a-1", {Record(1, 0.6), record, Record(3, 0.4)}).ok());
+  ASSERT_TRUE(files.Truncate("a", "a-1", 3).ok());
+  HistoryReader reader(HistoryPath());
+  const auto records = reader.Next(10);
+  ASSERT_TRUE(records.ok()) << records.status();
+  ASSERT_EQ(records->size(), 2u);
+  EXPECT_EQ((*records)[0].steps_lost(), 0u);
+  EXPECT_EQ((*records)[1].steps_lost(), 3u);
+  const auto ends = files.Recover("jobs/a", true);
+  ASSERT_TRUE(ends.ok()) << ends.status();
+  EXPECT_EQ(ends->last.steps_lost(), 3u);
+}
+
 TEST_F(JobFilesTest, SamplesAreReadBackWithEveryCharacterAndATornOneIsCut) {
   v1::SampleRecord sample;
   sample.set_step(7);

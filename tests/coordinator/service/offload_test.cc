@@ -316,7 +316,10 @@ TEST_F(OffloadTest, AStoreThatComesBackEmptyTakesTheJobBackToItsCheckpoint) {
   HistoryReader reader(folder / "jobs/demo/history.jsonl");
   const auto records = reader.Next(100);
   ASSERT_TRUE(records.ok());
-  for (const v1::StepRecord& record : *records) history.push_back(record.step());
+  for (const v1::StepRecord& record : *records) {
+    history.push_back(record.step());
+    EXPECT_EQ(record.steps_lost(), record.step() == 3 ? 1u : 0u) << record.step();
+  }
   EXPECT_THAT(history, ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
