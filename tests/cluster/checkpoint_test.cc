@@ -44,7 +44,7 @@ class CheckpointTest : public LocalTest {
   std::vector<std::string> Undisturbed() {
     const auto local = StartLocal("undisturbed", With());
     EXPECT_EQ(local->Wait(kPatience), 0) << local->Err();
-    return WithoutSeconds(History("undisturbed"));
+    return WithoutCosts(History("undisturbed"));
   }
   void ExpectSound(const std::string& checkpoint) {
     const auto verify = Run({"checkpoints", "verify", checkpoint});
@@ -63,7 +63,7 @@ TEST_F(CheckpointTest, KilledWholeItGoesOnAndTheHistoryIsTheUndisturbedOnes) {
   local = StartLocal("w", With());
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
   EXPECT_THAT(local->Out(), HasSubstr("going on from "));
-  EXPECT_EQ(WithoutSeconds(History("w")), Undisturbed());
+  EXPECT_EQ(WithoutCosts(History("w")), Undisturbed());
   ExpectSound(Checkpoints("w"));
 }
 
@@ -80,7 +80,7 @@ TEST_F(CheckpointTest, ASignalLetsTheJobSaveAndTheNextRunLosesNoStep) {
   if (done >= 40) GTEST_SKIP() << "too fast to be interrupted in time";
   local = StartLocal("w", With());
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  EXPECT_EQ(WithoutSeconds(History("w")), Undisturbed());
+  EXPECT_EQ(WithoutCosts(History("w")), Undisturbed());
 }
 
 TEST_F(CheckpointTest, CancelWithSaveWritesOne) {
@@ -110,26 +110,26 @@ TEST_F(CheckpointTest, AnotherWorldSizeAndStageGoesOnWithTheSameNumbers) {
   const std::vector<std::string> same = {"--set", "deterministic=true"};
   auto local = StartLocal("a", With(same));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  const std::vector<std::string> wanted = WithoutSeconds(History("a"));
+  const std::vector<std::string> wanted = WithoutCosts(History("a"));
 
   local = StartLocal("b", With({"--set", "deterministic=true"}, 20));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
   local = StartLocal("b", With({"--set", "deterministic=true", "--set", "resources.workers=1",
                                 "--set", "zero_optimization.stage=1"}));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  EXPECT_EQ(WithoutSeconds(History("b")), wanted);
+  EXPECT_EQ(WithoutCosts(History("b")), wanted);
 }
 
 TEST_F(CheckpointTest, AFinishedJobSaysSoAndFreshStartsAnew) {
   auto local = StartLocal("w", With({}, 10));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  const std::vector<std::string> history = WithoutSeconds(History("w"));
+  const std::vector<std::string> history = WithoutCosts(History("w"));
   local = StartLocal("w", With({}, 10));
   EXPECT_EQ(local->Wait(kPatience), 0) << local->Err();
   EXPECT_THAT(local->Out(), AllOf(HasSubstr("step 10 of 10"), HasSubstr("--fresh")));
   local = StartLocal("w", With({"--fresh"}, 10));
   ASSERT_EQ(local->Wait(kPatience), 0) << local->Err();
-  EXPECT_EQ(WithoutSeconds(History("w")), history);
+  EXPECT_EQ(WithoutCosts(History("w")), history);
 }
 
 TEST_F(CheckpointTest, OldOnesGoAndTheListSaysWhatIsThere) {

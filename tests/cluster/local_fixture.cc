@@ -132,10 +132,12 @@ void LocalTest::ExpectAllGone(const std::vector<pid_t>& pids) {
   }
 }
 
-std::vector<std::string> WithoutSeconds(const std::vector<std::string>& history) {
+std::vector<std::string> WithoutCosts(const std::vector<std::string>& history) {
   std::vector<std::string> lines;
-  for (const std::string& line : history)
-    lines.push_back(line.substr(0, line.find(",\"seconds\"")));
+  for (const std::string& line : history) {
+    const size_t end = std::min(line.find(",\"seconds\""), line.find(",\"steps_lost\""));
+    lines.push_back(line.substr(0, end));
+  }
   return lines;
 }
 

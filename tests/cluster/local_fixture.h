@@ -55,7 +55,8 @@ class LocalTest : public testing::Test {
   int processes_ = 0;
 };
 
-// The lines without what differs between any two runs.
-std::vector<std::string> WithoutSeconds(const std::vector<std::string>& history);
+// The lines without what differs between runs that trained the same: how long steps took, and how
+// many were done again.
+std::vector<std::string> WithoutCosts(const std::vector<std::string>& history);
 
 }  // namespace zeroshard::cluster

@@ -152,7 +152,7 @@ TEST_F(LocalTest, AKilledCoordinatorComesBackAndTheHistoryIsAsIfNothingHadHappen
   EXPECT_NE(PidOf("b", "coordinator"), first);
   EXPECT_EQ(AddressOf("b", "coordinator"), address);
   ASSERT_EQ(History("a").size(), 60u);
-  EXPECT_EQ(WithoutSeconds(History("b")), WithoutSeconds(History("a")));
+  EXPECT_EQ(WithoutCosts(History("b")), WithoutCosts(History("a")));
   ExpectAllGone(AllPids("b"));
 }
 

@@ -50,7 +50,12 @@ std::unique_ptr<Process> OffloadTest::StartJson(const std::string& workdir,
 OffloadTest::Result OffloadTest::Finish(const std::string& workdir, Process* local) {
   EXPECT_EQ(local->Wait(2 * kPatience), 0) << local->Out() << local->Err();
   Result result;
-  result.history = WithoutSeconds(History(workdir));
+  const std::vector<std::string> history = History(workdir);
+  result.history = WithoutCosts(history);
+  for (const std::string& line : history) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) result.steps_lost += json.value("steps_lost", uint64_t{0});
+  }
   result.status = LastStatus(*local);
   if (result.status.contains("weights_digest")) result.digest = result.status["weights_digest"];
   return result;

@@ -13,7 +13,8 @@ namespace zeroshard::cluster {
 class OffloadTest : public LocalTest {
  protected:
   struct Result {
-    std::vector<std::string> history;  // without seconds
+    std::vector<std::string> history;  // WithoutCosts
+    uint64_t steps_lost = 0;           // that the history tells of
     std::string digest;                // of the weights
     nlohmann::ordered_json status;     // the last
   };

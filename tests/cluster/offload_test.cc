@@ -36,6 +36,7 @@ struct Case {
   int replicas;
   int batch;  // 4: one round of micro-batches; 8: two, accumulated
   const char* device = "cpu";
+  bool clipping = true;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -49,6 +50,7 @@ TEST_P(SameNumbers, AsWithoutOffload) {
       "--set", absl::StrCat("zero_optimization.stage=", c.stage),
       "--set", absl::StrCat("bf16.enabled=", c.bf16 ? "true" : "false"),
       "--set", absl::StrCat("train_batch_size=", c.batch),
+      "--set", absl::StrCat("gradient_clipping=", c.clipping ? "1.0" : "0"),
       "--set", "deterministic=true",
       "--set", "steps=12",
       "--set", "eval={data: [text.txt], interval_steps: 5, batches: 1}"};
@@ -77,7 +79,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"LlamaStage3Replicas", "llama", 3, false, true, 3, 2, 4},
                     Case{"Gpt2Stage2Nvme", "gpt2", 2, false, true, 2, 1, 8, "nvme"},
                     Case{"Gpt2Stage3Fp32NvmeReplicas", "gpt2", 3, true, false, 3, 2, 4, "nvme"},
-                    Case{"LlamaStage3ParametersNvme", "llama", 3, true, true, 1, 1, 8, "nvme"}),
+                    Case{"LlamaStage3ParametersNvme", "llama", 3, true, true, 1, 1, 8, "nvme"},
+                    Case{"LlamaStage1Nvme", "llama", 1, false, true, 1, 1, 4, "nvme"},
+                    Case{"Gpt2Stage3ThreeStoresNvme", "gpt2", 3, false, true, 3, 1, 8, "nvme"},
+                    Case{"Gpt2Stage2WithoutClipping", "gpt2", 2, false, true, 2, 1, 8, "cpu",
+                         /*clipping=*/false},
+                    Case{"LlamaStage3Fp32NvmeWithoutClipping", "llama", 3, true, false, 2, 1, 4,
+                         "nvme", /*clipping=*/false}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 // Units of 1.2 million elements have two chunks, and the chunks of one are on several stores.
@@ -159,6 +167,7 @@ TEST_F(OffloadTest, WithoutAnotherCopyTheJobGoesBackToItsCheckpointAndSaysWhatTh
   EXPECT_GE(seen.status["version"]["epoch"], 2);
   const int lost = seen.status["steps_lost"];
   EXPECT_THAT(lost, Ge(1)) << local->Out();
+  EXPECT_EQ(seen.steps_lost, seen.status["steps_lost"]);
   EXPECT_THAT(local->Out(), HasSubstr("step"));
   ExpectSound(WorkPath("w", "ckpt/small"));
 }
@@ -172,6 +181,8 @@ TEST_F(OffloadTest, WithoutAnyCheckpointItBeginsAnew) {
   EXPECT_EQ(seen.history, wanted.history);
   EXPECT_EQ(seen.digest, wanted.digest);
   EXPECT_GE(seen.status["steps_lost"], 5);
+  EXPECT_EQ(Json::parse(History("w").front())["steps_lost"], seen.status["steps_lost"]);
+  EXPECT_EQ(seen.steps_lost, seen.status["steps_lost"]);
 }
 
 TEST_F(OffloadTest, AStoreThenTheCoordinatorThenAWorkerCostNoStep) {
@@ -192,13 +203,24 @@ TEST_F(OffloadTest, AStoreThenTheCoordinatorThenAWorkerCostNoStep) {
 // --- the rest -------------------------------------------------------------------------------
 
 TEST_F(OffloadTest, AJobThatDoesNotFitIsRefusedWithTheNumbers) {
+  // 15 million elements, of 16 bytes each, on both; a process takes more than 40 MiB itself.
   std::vector<std::string> args = Offload(2, 2, false);
-  args.insert(args.end(), {"--store-memory", "64KiB"});
+  args.insert(args.end(), {"--set", "model.hidden_size=640", "--set", "model.layers=3", "--set",
+                           "model.heads=4", "--store-memory", "200MiB"});
   const auto local = StartLocal("w", args);
   EXPECT_NE(local->Wait(kPatience), 0);
   EXPECT_THAT(local->Err(), AllOf(HasSubstr("does not fit"), HasSubstr("on 2 stores"),
                                   HasSubstr("--memory-limit")));
   EXPECT_TRUE(History("w").empty());
+}
+
+TEST_F(OffloadTest, AStoreWhoseLimitItTakesItselfDoesNotStartAndSaysSo) {
+  std::vector<std::string> args = Offload(1, 1, false);
+  args.insert(args.end(), {"--store-memory", "1MiB"});
+  const auto local = StartLocal("w", args);
+  EXPECT_NE(local->Wait(kPatience), 0);
+  EXPECT_THAT(ReadText(WorkPath("w", "logs/store-0.log")),
+              AllOf(HasSubstr("--memory-limit 1048576 bytes"), HasSubstr("at its start")));
 }
 
 TEST_F(OffloadTest, StatusAndNodesShowWhereTheStateIs) {

@@ -268,6 +268,7 @@ TEST_P(Killer, WhateverDiesTheHistoryIsTheUndisturbedOnes) {
     EXPECT_FALSE(run.kills.empty()) << "the run was over before anything could be killed";
     EXPECT_EQ(seen.history, wanted.history);
     EXPECT_EQ(seen.digest, wanted.digest);
+    EXPECT_EQ(seen.steps_lost, seen.status["steps_lost"]);
     const std::chrono::duration<double> took = steady_clock::now() - run.begun;
     tally.Add(seed, run.kills, took.count(), !HasFailure());
     ASSERT_FALSE(HasFailure()) << "again with ZEROSHARD_FAULT_SEED=" << seed
