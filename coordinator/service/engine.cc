@@ -236,12 +236,9 @@ void Engine::CountMembers() {
   std::map<std::pair<std::string, std::string>, size_t> counts;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [name, member] : core_->members().all()) {
-      const char* kind = member.hello.kind() == v1::MEMBER_KIND_STORE ? "store" : "worker";
-      const char* state = member.lost                                ? "lost"
-                          : member.assignment || member.says_running ? "running"
-                                                                     : "idle";
-      ++counts[{kind, state}];
+    for (const v1::Node& node : core_->Nodes(Now())) {
+      const bool store = node.hello().kind() == v1::MEMBER_KIND_STORE;
+      ++counts[{store ? "store" : "worker", node.state()}];
     }
   }
   metrics_->SetMembers(counts);

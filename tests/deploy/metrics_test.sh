@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# metrics_test.sh ZEROSHARD: /metrics of a coordinator, a worker and a store, scraped while a job
-# runs, has the promised families and passes 'promtool check metrics'; afterwards SIGTERM leaves no
-# process behind.
+# metrics_test.sh ZEROSHARD: /metrics of a coordinator, workers and stores, scraped while a job with
+# its state in the stores runs, has the promised families, counts what happened and passes 'promtool
+# check metrics'; afterwards SIGTERM leaves no process behind.
 set -euo pipefail
 
 # shellcheck source=tests/deploy/expect.sh
@@ -25,10 +25,12 @@ train_batch_size: 4
 train_micro_batch_size_per_gpu: 2
 steps: 100000000
 optimizer: {type: AdamW}
-zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0}
+bf16: {enabled: true}
+zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}
+store: {replicas: 2}
 JOB
 
-"$zeroshard" local "$scratch/job.yaml" --workers 2 --stores 1 --threads 1 \
+"$zeroshard" local "$scratch/job.yaml" --workers 2 --stores 2 --threads 1 \
   --workdir "$scratch/work" >"$scratch/log" 2>&1 &
 local_pid=$!
 trap 'kill -9 "$local_pid" 2>/dev/null || true; rm -rf "$scratch"' EXIT
@@ -42,17 +44,19 @@ scrape() {
   curl --silent --show-error --fail --max-time 10 "http://$(port "$1" metrics)/metrics"
 }
 
-readonly DAEMONS=(coordinator worker-0 worker-1 store-0)
+readonly DAEMONS=(coordinator worker-0 worker-1 store-0 store-1)
 deadline=$((SECONDS + 90))
-until scrape coordinator 2>/dev/null | grep -qE '^zeroshard_job_committed_step\{.*\} [1-9]'; do
+# The third is not committed before every store has applied the second.
+until scrape coordinator 2>/dev/null |
+  grep -qE '^zeroshard_job_committed_step\{.*\} ([3-9]|[1-9][0-9]+)$'; do
   kill -0 "$local_pid" 2>/dev/null || {
     cat "$scratch/log" >&2
-    complain "'zeroshard local' ended before the job had run a step"
+    complain "'zeroshard local' ended before the job had run three steps"
     finish
   }
   ((SECONDS < deadline)) || {
     cat "$scratch/log" "$scratch"/work/logs/* >&2
-    complain "no step was committed in 90 s"
+    complain "three steps were not committed in 90 s"
     finish
   }
   sleep 0.2
@@ -66,26 +70,105 @@ for daemon in "${DAEMONS[@]}"; do
     complain "promtool on $daemon's metrics: $(cat "$scratch/lint")"
 done
 
-# expect_families DAEMON NAME...: its metrics have samples of every name.
-expect_families() {
-  local daemon="$1" name
-  shift
-  for name in "$@"; do
-    grep -qE "^$name(\{|_bucket\{| )" "$scratch/$daemon.metrics" ||
-      complain "$daemon exports no $name"
+# values DAEMON NAME [LABEL="VALUE"...]: the values of the samples of that name with those labels.
+values() {
+  local lines label
+  lines="$(grep -E "^$2(\{| )" "$scratch/$1.metrics" || true)"
+  for label in "${@:3}"; do
+    lines="$(grep -E "[{,]${label}[,}]" <<<"$lines" || true)"
   done
+  awk 'NF {print $NF}' <<<"$lines"
 }
 
-expect_families coordinator zeroshard_build_info zeroshard_job_loss zeroshard_job_committed_step \
-  zeroshard_job_steps_lost_total zeroshard_job_nonfinite_total zeroshard_job_recovery_seconds
-for worker in worker-0 worker-1; do
-  expect_families "$worker" zeroshard_build_info zeroshard_worker_memory_bytes \
-    zeroshard_worker_collective_bytes_total zeroshard_worker_phase_seconds_total \
-    zeroshard_worker_tokens_total
-  grep -qE '^zeroshard_worker_tokens_total\{.*\} [1-9]' "$scratch/$worker.metrics" ||
-    complain "$worker has run steps and counts no tokens"
+# expect_samples, expect_positive, expect_zero DAEMON NAME [LABEL="VALUE"...]: there are such
+# samples; all of them are above 0; all are 0.
+expect_samples() {
+  [[ -n $(values "$@") ]] || complain "$1 exports no ${*:2}"
+}
+expect_positive() {
+  expect_samples "$@"
+  values "$@" | awk '$1 <= 0 {bad = 1} END {exit bad}' ||
+    complain "$1: ${*:2} is $(values "$@" | paste -sd' '), wanted more than 0"
+}
+expect_zero() {
+  expect_samples "$@"
+  values "$@" | awk '$1 != 0 {bad = 1} END {exit bad}' ||
+    complain "$1: ${*:2} is $(values "$@" | paste -sd' '), wanted 0"
+}
+
+for daemon in "${DAEMONS[@]}"; do
+  expect_positive "$daemon" zeroshard_build_info
 done
-expect_families store-0 zeroshard_build_info
+
+for name in zeroshard_job_loss zeroshard_job_committed_step zeroshard_coordinator_term \
+  zeroshard_coordinator_step_commit_seconds_count; do
+  expect_positive coordinator "$name"
+done
+for kind in worker store; do
+  expect_positive coordinator zeroshard_coordinator_members "kind=\"$kind\"" 'state="running"'
+done
+# Counted from 0 on: nothing went wrong.
+for name in zeroshard_job_steps_lost_total zeroshard_job_nonfinite_total \
+  zeroshard_job_recovery_seconds_count; do
+  expect_zero coordinator "$name"
+done
+
+for rank in 0 1; do
+  labels=('job="metrics"' "rank=\"$rank\"")
+  # Which worker has which rank is the coordinator's choice.
+  worker="worker-0"
+  [[ -n $(values worker-0 zeroshard_worker_tokens_total "${labels[@]}") ]] || worker="worker-1"
+  expect_positive "$worker" zeroshard_worker_tokens_total "${labels[@]}"
+  for kind in parameters gradients activations buffers; do
+    expect_positive "$worker" zeroshard_worker_memory_bytes "${labels[@]}" "kind=\"$kind\""
+  done
+  # All of it is in the stores.
+  expect_zero "$worker" zeroshard_worker_memory_bytes "${labels[@]}" 'kind="optimizer"'
+  for direction in push pull; do
+    expect_positive "$worker" zeroshard_worker_offload_bytes_total "${labels[@]}" \
+      "direction=\"$direction\""
+  done
+  for phase in data forward backward communication offload; do
+    expect_positive "$worker" zeroshard_worker_phase_seconds_total "${labels[@]}" \
+      "phase=\"$phase\""
+  done
+  for phase in optimizer barrier; do
+    expect_samples "$worker" zeroshard_worker_phase_seconds_total "${labels[@]}" \
+      "phase=\"$phase\""
+  done
+  for op in all_gather reduce_scatter all_reduce broadcast send; do
+    for phase in forward backward step; do
+      expect_samples "$worker" zeroshard_worker_collective_bytes_total "${labels[@]}" \
+        "op=\"$op\"" "phase=\"$phase\""
+    done
+  done
+  expect_positive "$worker" zeroshard_worker_collective_bytes_total "${labels[@]}" \
+    'op="reduce_scatter"' 'phase="backward"'
+done
+
+for store in store-0 store-1; do
+  for kind in master exp_avg exp_avg_sq parameters; do
+    expect_positive "$store" zeroshard_store_memory_bytes "kind=\"$kind\""
+  done
+  # Between two steps there is none.
+  expect_samples "$store" zeroshard_store_memory_bytes 'kind="staging"'
+  # Each rank pulls from one of the two.
+  expect_positive "$store" zeroshard_store_traffic_bytes_total 'direction="push"'
+  expect_samples "$store" zeroshard_store_traffic_bytes_total 'direction="pull"'
+  expect_zero "$store" zeroshard_store_traffic_bytes_total 'direction="copy"'
+  for name in zeroshard_store_update_seconds_count zeroshard_store_update_seconds_sum \
+    zeroshard_store_chunks zeroshard_store_jobs zeroshard_store_memory_limit_bytes \
+    zeroshard_store_memory_used_bytes; do
+    expect_positive "$store" "$name"
+  done
+  for name in zeroshard_store_nvme_bytes zeroshard_store_nvme_limit_bytes; do
+    expect_zero "$store" "$name"
+  done
+done
+{
+  values store-0 zeroshard_store_traffic_bytes_total 'direction="pull"'
+  values store-1 zeroshard_store_traffic_bytes_total 'direction="pull"'
+} | awk '{sum += $1} END {exit sum <= 0}' || complain "no store gave parameters out"
 
 kill -TERM "$local_pid"
 status=0
