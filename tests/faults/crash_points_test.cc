@@ -1,9 +1,11 @@
 // Processes of offloaded jobs that kill themselves at the points of common/crash_point.h: before
 // and after a step is staged, logged and applied, in worker, coordinator and store. Whatever dies
 // where, the job completes, its history is the undisturbed run's, and its weights are the same.
-#include <algorithm>
+#include <signal.h>
+
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -27,9 +29,9 @@ using testing::Le;
 using Json = nlohmann::ordered_json;
 using Strings = std::vector<std::string>;
 
-constexpr int kSteps = 8;
-// With a checkpoint every second step: one is complete, or on its way.
+// With a checkpoint every second step one is complete at the crash, or on its way.
 constexpr int kCrashStep = 5;
+constexpr int kSteps = 40;  // the job does not end while it is looked at
 
 // What `zeroshard local` and its daemons are started with while it lives.
 class CrashAt {
@@ -57,11 +59,9 @@ void PrintTo(const Group& group, std::ostream* out) { *out << group.name; }
 
 class CrashPoints : public OffloadTest, public testing::WithParamInterface<Group> {
  protected:
+  static bool LosesStore() { return absl::StartsWith(GetParam().points.front(), "store."); }
   // Where chunks are on one store alone, a lost one takes the job back to a checkpoint.
-  static bool LosesSteps() {
-    const Group& group = GetParam();
-    return group.replicas == 1 && absl::StartsWith(group.points.front(), "store.");
-  }
+  static bool LosesSteps() { return LosesStore() && GetParam().replicas == 1; }
   static Strings Args() {
     const Group& group = GetParam();
     Strings args = Offload(group.stores, group.replicas, group.parameters, group.device);
@@ -82,27 +82,46 @@ class CrashPoints : public OffloadTest, public testing::WithParamInterface<Group
   }
 
   // In no status was a store that has the state of the job's epoch ahead of the committed step, or
-  // more than one behind it; and after the crash all of them were seen to have just that one.
-  void ExpectVersions(const std::vector<Json>& statuses) {
-    int complete = 0;
+  // more than one behind it.
+  static void ExpectVersions(const std::vector<Json>& statuses) {
     for (const Json& status : statuses) {
       const int committed = status["committed_step"];
-      if (!status.contains("stores") || status["stores"].empty()) continue;
-      bool all = committed >= kCrashStep;
-      int chunks = 0;
+      if (!status.contains("stores")) continue;
       for (const Json& store : status["stores"]) {
         const bool here = store["phase"] == "READY" || store["phase"] == "APPLYING";
-        if (here && store["version"]["epoch"] == status["version"]["epoch"]) {
-          EXPECT_THAT(store["version"]["step"].get<int>(), AllOf(Ge(committed - 1), Le(committed)))
-              << status;
-        }
-        all = all && store["phase"] == "READY" && store["version"] == status["version"];
-        chunks += store["usage"]["chunks"].get<int>();
+        if (!here || store["version"]["epoch"] != status["version"]["epoch"]) continue;
+        EXPECT_THAT(store["version"]["step"].get<int>(), AllOf(Ge(committed - 1), Le(committed)))
+            << status;
       }
-      // While a store is being replaced chunks have a copy less.
-      if (all && chunks >= status["store_plan"]["chunks"].get<int>()) ++complete;
     }
-    EXPECT_THAT(complete, Ge(1)) << "no status with every store at the committed version";
+  }
+  bool IsAtTheCommittedVersion(const std::string& workdir, std::string* seen) {
+    const auto run = Run({"status", "small", "--output", "json", "--coordinator",
+                          AddressOf(workdir, "coordinator")});
+    *seen = run->Out();
+    const Json status = Json::parse(*seen, nullptr, /*allow_exceptions=*/false);
+    if (!status.is_object() || !status.contains("stores")) return false;
+    int chunks = 0;
+    for (const Json& store : status["stores"]) {
+      if (store["phase"] != "READY" || store["version"] != status["version"]) return false;
+      chunks += store["usage"]["chunks"].get<int>();
+    }
+    return status["committed_step"] == status["version"]["step"] &&
+           chunks == GetParam().replicas * status["store_plan"]["chunks"].get<int>();
+  }
+  // Some way behind the crash the ranks are held, so that no step is decided any more: then all
+  // copies of all chunks get to the version of the last that was.
+  void ExpectEveryChunkAtTheCommittedVersion(const std::string& workdir, Process* local) {
+    ASSERT_TRUE(AwaitSteps(workdir, kCrashStep + 1, local));
+    const pid_t worker = PidOf(workdir, "worker-0");
+    ASSERT_GT(worker, 0);
+    ASSERT_EQ(kill(worker, SIGSTOP), 0);
+    std::string seen;
+    // Well before the worker is taken for dead.
+    EXPECT_TRUE(Eventually(absl::Seconds(8), [&] {
+      return IsAtTheCommittedVersion(workdir, &seen);
+    })) << seen;
+    ASSERT_EQ(kill(worker, SIGCONT), 0);
   }
 
   void ExpectRecovered(const std::string& point, const Result& seen) {
@@ -140,6 +159,7 @@ TEST_P(CrashPoints, TheStepIsDoneOnceAndWhole) {
       const CrashAt crash(absl::StrCat(point, ":", kCrashStep, ":", hit));
       local = StartJson(workdir, Args());
     }
+    ExpectEveryChunkAtTheCommittedVersion(workdir, local.get());
     const Result seen = Finish(workdir, local.get());
     ASSERT_TRUE(fs::exists(hit)) << "nothing came to " << point;
     EXPECT_EQ(seen.status["state"], "COMPLETED");
