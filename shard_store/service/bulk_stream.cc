@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "shard_store/service/said_once.h"
 #include "shard_store/state/too_early.h"
 
 namespace zeroshard::store {
@@ -30,13 +31,12 @@ std::shared_ptr<bulk::SharedRegion> MapRegion(const v1::BulkHello& hello) {
   if (region.ok()) return *std::move(region);
   // The peer is on another host.
   if (absl::IsNotFound(region.status())) return nullptr;
-  // Once a kind of reason: each rank of each generation would say it again.
-  static std::mutex mutex;
-  static std::set<absl::StatusCode> said;
-  std::lock_guard<std::mutex> lock(mutex);
-  if (said.insert(region.status().code()).second) {
-    LogWarning("no shared memory with ", hello.member(),
-               " and maybe others, which makes transfers slower: ", region.status().message());
+  // Each stream of each generation would say it again.
+  static SaidOnce said;
+  const std::string peer = absl::CHexEscape(hello.member().substr(0, 80));
+  if (said.First(peer, absl::StatusCodeToString(region.status().code()))) {
+    LogWarning("no shared memory with ", peer,
+               ", which makes transfers slower: ", region.status().message());
   }
   return nullptr;
 }
