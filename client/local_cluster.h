@@ -27,7 +27,7 @@ struct LocalClusterOptions {
   int needed_workers = 1;  // what the job wants: with fewer left, there is nothing to wait for
   int stores = 0;
   int needed_stores = 0;      // likewise
-  uint64_t store_memory = 0;  // most bytes of state that each store holds; 0: its own default
+  uint64_t store_memory = 0;  // most bytes that each store process takes; 0: its own default
   bool nvme = false;          // stores get a folder in the workdir for state on the disk
   uint64_t store_nvme = 0;    // most bytes that each of those may hold; 0: what is free
   int threads = 1;            // of each worker

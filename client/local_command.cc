@@ -355,9 +355,10 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
   local
-      ->add_option("--store-memory", options->store_memory,
-                   "Most bytes of state that each store holds, for example 4GiB. Default: this "
-                   "machine's memory divided by the stores")
+      ->add_option(
+          "--store-memory", options->store_memory,
+          "Most bytes of memory that each store process takes, of which about 60 MiB are "
+          "its own, for example 4GiB. Default: this machine's memory divided by the stores")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber)
       ->type_name("SIZE");

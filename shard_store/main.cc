@@ -16,6 +16,7 @@
 #include "common/member/member_daemon.h"
 #include "shard_store/host_sessions.h"
 #include "shard_store/nvme/stale_files.h"
+#include "shard_store/process_memory.h"
 #include "shard_store/service/bulk_service.h"
 #include "shard_store/service/peer_reader.h"
 #include "shard_store/store_agent.h"
@@ -65,6 +66,7 @@ store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit, uint64_
   readings.copied = traffic.copied;
   readings.memory_limit = memory_limit;
   readings.memory_used = host->memory().used;
+  readings.buffer_bytes = host->buffer_bytes();
   readings.nvme_limit = nvme_limit;
   readings.jobs = host->jobs();
   readings.update_seconds = host->TakeUpdateSeconds();
@@ -94,8 +96,10 @@ int main(int argc, char** argv) {
   AddMemberOptions(&app, &options);
   app.add_option(
          "--memory-limit", memory_limit,
-         "Most bytes of state to hold in memory, for example 64GiB; of a job on disks these "
-         "are its buffers. Default: this host's memory.")
+         "Most bytes of memory that this process takes, for example 64GiB. Of them it offers "
+         "jobs what it does not take itself: what it has at its start, and 40 MiB and half a MiB "
+         "for each of --threads; a job on disks takes 52 MiB for its buffers. From the ninth rank "
+         "of its jobs on, 2 MiB more for each should be left free. Default: this host's memory.")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::PositiveNumber);
   app.add_option("--nvme-dir", host_options.nvme_dir,
@@ -115,7 +119,8 @@ int main(int argc, char** argv) {
   app.add_option(
          "--shutdown-grace", shutdown_grace,
          "Seconds that the jobs whose chunks are here alone have to write a checkpoint when "
-         "this store is told to leave (SIGTERM, SIGINT). 0: it leaves at once.")
+         "this store is told to leave (SIGTERM, SIGINT). 0: it leaves at once. Then it takes up "
+         "to 12 more to end, which whoever supervises it must give it too.")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   bool go_on = false;
@@ -129,6 +134,9 @@ int main(int argc, char** argv) {
                " bytes); the host's memory counts");
     memory_limit = MemoryLimitBytes();
   }
+  const auto state_bytes =
+      store::StateBytes(memory_limit, store::ResidentBytes(), host_options.threads);
+  if (!state_bytes.ok()) return ReportFailure(options.program, state_bytes.status());
   if (!host_options.nvme_dir.empty()) {
     auto bytes = NvmeBytes(host_options.nvme_dir, nvme_limit);
     if (!bytes.ok()) return ReportFailure(options.program, bytes.status());
@@ -136,8 +144,9 @@ int main(int argc, char** argv) {
   }
 
   store::StoreAgent agent;
-  host_options.memory_limit = memory_limit;
+  host_options.memory_limit = *state_bytes;
   host_options.on_report = [&agent](const v1::StoreReport& report) { agent.OnReport(report); };
+  host_options.incarnation = [&agent] { return agent.incarnation(); };
   host_options.connect_peer = [](const v1::StoreMap::Store& peer, const v1::BulkHello& hello) {
     return store::ConnectPeer(peer, hello, kPeerTimeout);
   };
@@ -153,14 +162,14 @@ int main(int argc, char** argv) {
   auto daemon = MemberDaemon::Start(options);
   if (!daemon.ok()) return ReportFailure(options.program, daemon.status());
   const auto metrics = std::make_shared<store::StoreMetrics>(
-      [&host, memory_limit, nvme_bytes] { return Read(&host, memory_limit, nvme_bytes); });
+      [&host, memory = *state_bytes, nvme_bytes] { return Read(&host, memory, nvme_bytes); });
   (*daemon)->metrics().AddCollectable(metrics);
 
   MemberSessionOptions session_options;
   session_options.coordinator = options.coordinator;
   session_options.hello = (*daemon)->MakeHello();
   session_options.hello.set_threads(threads);
-  session_options.hello.set_memory_bytes(memory_limit);
+  session_options.hello.set_memory_bytes(*state_bytes);
   session_options.hello.set_nvme_bytes(nvme_bytes);
   MemberSession session(session_options, &agent);
   agent.SetSession(&session);
@@ -171,7 +180,7 @@ int main(int argc, char** argv) {
   agent.SetSession(nullptr);
   if (const absl::Status ended = host.Finish(kEndTimeout); !ended.ok()) {
     LogError("this store ends without what it still had under way ", ended.message());
-    _exit(code);
+    _exit(code != kExitOk ? code : ExitCodeFor(ended));
   }
   return code;
 }

@@ -39,6 +39,15 @@ void StoreAgent::OnReport(const v1::StoreReport& report) {
   if (session_ != nullptr) session_->SendReport(report);
 }
 
+std::string StoreAgent::incarnation() {
+  MemberSession* session = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    session = session_;
+  }
+  return session == nullptr ? "" : session->incarnation();
+}
+
 bool StoreAgent::AwaitLeave(absl::Duration grace, absl::Duration away) {
   using Steady = std::chrono::steady_clock;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -20,6 +20,8 @@ class StoreAgent : public MemberHandler {
   void SetHost(StoreHost* host);
   void SetSession(MemberSession* session);
 
+  // StoreHostOptions.incarnation: the session's; empty where there is none yet.
+  std::string incarnation();
   // StoreHostOptions.on_report. Reports of one job come in the order in which it changed.
   void OnReport(const v1::StoreReport& report);
 

@@ -43,13 +43,15 @@ std::vector<MetricFamily> StoreMetrics::Collect() const {
   std::vector<MetricFamily> families;
   const auto number = [](uint64_t value) { return static_cast<double>(value); };
 
-  MetricFamily memory =
-      Family("zeroshard_store_memory_bytes",
-             "Bytes of training state that this store holds, by kind.", MetricType::Gauge);
+  MetricFamily memory = Family(
+      "zeroshard_store_memory_bytes",
+      "Bytes that jobs hold in this store's memory, by kind of training state; buffers: what "
+      "state on disks is read and written through.",
+      MetricType::Gauge);
   const std::pair<const char*, uint64_t> kinds[] = {
       {"master", now.usage.master_bytes()},         {"exp_avg", now.usage.exp_avg_bytes()},
       {"exp_avg_sq", now.usage.exp_avg_sq_bytes()}, {"parameters", now.usage.parameter_bytes()},
-      {"staging", now.usage.staging_bytes()},
+      {"staging", now.usage.staging_bytes()},       {"buffers", now.buffer_bytes},
   };
   for (const auto& [kind, bytes] : kinds) Add(&memory, number(bytes), {{"kind", kind}});
   families.push_back(std::move(memory));

@@ -19,6 +19,7 @@ struct StoreReadings {
   // Bytes of payload so far: from and to workers, to other stores.
   uint64_t pushed = 0, pulled = 0, copied = 0;
   uint64_t memory_limit = 0, memory_used = 0;
+  uint64_t buffer_bytes = 0;  // of states on the disk
   uint64_t nvme_limit = 0;
   uint64_t jobs = 0;
   std::vector<double> update_seconds;  // of each update since the last reading

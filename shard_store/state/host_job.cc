@@ -66,14 +66,14 @@ void HostJob::Make(const Calls& calls) {
   for (const auto& call : calls) call();
 }
 
-void HostJob::OnDirective(const v1::StoreDirective& directive) {
+void HostJob::OnDirective(const v1::StoreDirective& directive, const std::string& self) {
   Calls calls;
   bool refused = false;
   std::string warning;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (quit_) return;
-    const absl::StatusOr<Orders> orders = control_.OnDirective(directive);
+    const absl::StatusOr<Orders> orders = control_.OnDirective(directive, self);
     refused = !orders.ok();
     if (refused && refused_ != orders.status().message()) {
       refused_ = warning = std::string(orders.status().message());
@@ -232,7 +232,11 @@ std::string HostJob::AwaitFinished(std::chrono::steady_clock::time_point until) 
   std::unique_lock<std::mutex> lock(mutex_);
   if (changed_.wait_until(lock, until, [this] { return finished_.load(); })) return "";
   std::string what = absl::StrCat("job ", control_.report().run_id());
-  if (writers_.empty()) return absl::StrCat(what, " is still at work on its state");
+  if (at_work_ && on_disk_) {
+    return absl::StrCat(what, " is still at work on its state in ", context_->options.nvme_dir,
+                        " (--nvme-dir); look at that disk");
+  }
+  if (at_work_ || writers_.empty()) return absl::StrCat(what, " is still at work on its state");
   std::set<std::string> folders;
   for (const auto& [number, folder] : writers_) folders.insert(folder);
   return absl::StrCat(what, " is still writing a snapshot into ", absl::StrJoin(folders, " and "),
@@ -255,6 +259,11 @@ v1::StoreReport HostJob::MakeReport() const {
 v1::StoreReport HostJob::Report() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return MakeReport();
+}
+
+uint64_t HostJob::buffer_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return state_ != nullptr && state_->state != nullptr ? state_->state->buffer_bytes() : 0;
 }
 
 void HostJob::SendReport(bool always) {
@@ -324,7 +333,7 @@ absl::StatusOr<std::shared_ptr<StoreHost::Stream>> HostJob::Open(
     const v1::BulkHello& hello, std::function<void(const absl::Status&)> on_end) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (quit_) return absl::FailedPreconditionError("this store was fenced");
-  ZS_RETURN_IF_ERROR(control_.CheckStream(hello.generation()));
+  ZS_RETURN_IF_ERROR(control_.Admit(hello));
   auto stream = std::make_shared<Stream>(shared_from_this(), hello, std::move(on_end));
   streams_.insert(stream);
   return stream;
@@ -546,6 +555,8 @@ absl::Status HostJob::State(Stream* stream, const bulk::Header& header, absl::Sp
         kStateKinds, " on the stream of a store, with room for as many"));
   }
   ZS_RETURN_IF_ERROR(control_.CheckStream(header.generation));
+  // The map may have changed since the stream was opened.
+  ZS_RETURN_IF_ERROR(control_.CheckPeer(stream->member, stream->incarnation));
   const v1::StoreReport& report = control_.report();
   const uint64_t epoch = report.version().epoch(), step = report.version().step();
   const std::string where =

@@ -23,6 +23,7 @@
 
 #include "shard_store/core/job_control.h"
 #include "shard_store/state/store_host.h"
+#include "shard_store/state/writer_buffer.h"
 
 namespace zeroshard::store {
 
@@ -32,10 +33,13 @@ struct HostContext {
       : options(std::move(given)),
         budget(options.memory_limit),
         disk(options.nvme_limit, "NVMe folder", "--nvme-limit"),
+        writing(uint64_t{kMostWriters} * static_cast<uint64_t>(options.chunk_elements) *
+                sizeof(float)),
         pool(options.threads) {}
 
   const StoreHostOptions options;
   MemoryBudget budget, disk;
+  MemoryBudget writing;  // beside the budget: what writes snapshots
   TaskPool pool;
   // Of the budget, what the states that are in use took: the rest is on its way to being free.
   std::atomic<uint64_t> held{0}, disk_held{0};
@@ -51,11 +55,14 @@ class StoreHost::Stream {
       : job(std::move(job)),
         generation(hello.generation()),
         of_store(hello.store()),
+        member(hello.member()),
+        incarnation(hello.incarnation()),
         on_end(std::move(on_end)) {}
 
   const std::shared_ptr<HostJob> job;
   const uint64_t generation;
   const bool of_store;
+  const std::string member, incarnation;
   // Guarded by the job's mutex.
   absl::Status ended;  // why, where the store ended it
   std::function<void(const absl::Status&)> on_end;
@@ -69,8 +76,10 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   ~HostJob();  // after Finish
 
   absl::Status Start();  // RESOURCE_EXHAUSTED: there is no thread for it
-  void OnDirective(const v1::StoreDirective& directive);
+  // `self`: the incarnation of this process now.
+  void OnDirective(const v1::StoreDirective& directive, const std::string& self);
   v1::StoreReport Report() const;
+  uint64_t buffer_bytes() const;  // JobState's
   // Forgets everything and ends the streams with this; no report comes after it.
   void End(const absl::Status& status);
   // The job is over, everything that can be is freed, and the last report made: it may be
@@ -140,6 +149,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
 
   // --- on the job's thread ---
   void Main();
+  // Lets go of states, and frees those that nobody is to use any more. False: some is held yet.
+  bool LetGo(std::vector<std::shared_ptr<HeldState>> dying);
   void Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop, const v1::StoreJob& job,
             const std::map<uint32_t, Chunk>& chunks, const std::vector<uint32_t>& keep);
   absl::Status MakeState(uint64_t life, const std::atomic<bool>& stop, const v1::StoreJob& job,
@@ -171,6 +182,8 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   std::vector<std::shared_ptr<HeldState>> dying_;  // let go by the job's thread
   std::deque<Operation> operations_;
   bool quit_ = false;
+  bool at_work_ = false;  // the job's thread is, on the state
+  bool on_disk_ = false;  // that state's chunks are in --nvme-dir
 
   std::set<std::shared_ptr<Stream>> streams_;
   std::map<uint32_t, std::vector<Waiting>> waiting_;  // by chunk

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/crash_point.h"
 #include "common/log.h"
+#include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
 #include "shard_store/state/host_job.h"
@@ -22,6 +23,8 @@ namespace {
 // Memory that was given up is free within a copy's or a disk write's time.
 constexpr double kFreeingSeconds = 10;
 constexpr std::chrono::seconds kSnapshotEnd(10);
+// A disk that does not answer is given up before.
+constexpr std::chrono::seconds kStagingEnd(40);
 constexpr size_t kMostSeconds = 1000;
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
@@ -39,16 +42,15 @@ void HostJob::Main() {
     if (!dying_.empty()) {
       std::vector<std::shared_ptr<HeldState>> dying = std::move(dying_);
       dying_.clear();
-      // Who still stages or copies there; others only come to a state that is loaded later, here.
-      changed_.wait(lock, [this] { return busy_.empty(); });
+      at_work_ = true;
       lock.unlock();
-      for (const std::shared_ptr<HeldState>& held : dying)
-        if (held->dropped && held->state != nullptr) free = held->state->Free() && free;
-      dying.clear();
+      free = LetGo(std::move(dying)) && free;
       lock.lock();
+      at_work_ = false;
     } else if (!operations_.empty()) {
       const Operation operation = std::move(operations_.front());
       operations_.pop_front();
+      at_work_ = true;
       lock.unlock();
       const absl::Status status = Caught([&] {
         operation.run();
@@ -56,6 +58,7 @@ void HostJob::Main() {
       });
       if (!status.ok()) FailState(operation.life, status);
       lock.lock();
+      at_work_ = false;
     } else {
       break;
     }
@@ -70,6 +73,24 @@ void HostJob::Main() {
   lock.lock();
   finished_ = true;
   changed_.notify_all();
+}
+
+bool HostJob::LetGo(std::vector<std::shared_ptr<HeldState>> dying) {
+  bool free = true;
+  for (std::shared_ptr<HeldState>& held : dying) {
+    // Others are in use on, or by a writer that was given up.
+    if (held->dropped && held->state != nullptr) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      // Who still stages or copies there, which takes as long as the disk; others only come to a
+      // state that is loaded later, by this thread.
+      const bool unused = changed_.wait_for(lock, kStagingEnd, [this] { return busy_.empty(); });
+      lock.unlock();
+      // Else it goes with the last of them.
+      free = unused && held->state->Free() && free;
+    }
+    held = nullptr;
+  }
+  return free;
 }
 
 // --- loading -------------------------------------------------------------------------------------
@@ -118,10 +139,13 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
   options.chunks = chunks;
   options.digests = job.map().replicas() > 1 || job.spec().store().replicas() > 1;
   options.budget = &context_->budget;
+  options.writing = &context_->writing;
   options.pool = &context_->pool;
   options.nvme.dir = context_->options.nvme_dir;
   options.nvme.budget = &context_->disk;
   options.nvme.start_thread = context_->options.start_thread;
+  options.nvme.hook = context_->options.disk_hook;
+  options.nvme.stall_limit = context_->options.disk_stall_limit;
   const v1::StateVersion& version = job.copies_size() > 0 ? job.copy() : job.base();
   options.nvme.epoch = version.epoch();
   options.nvme.step = version.step();
@@ -140,6 +164,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
     std::lock_guard<std::mutex> lock(mutex_);
     if (life != life_) return absl::CancelledError("stopped while loading");
     options.nvme.run_id = control_.report().run_id();
+    on_disk_ = UsesNvme(job.spec());
     state = state_;
   }
   const bool changes = state != nullptr;

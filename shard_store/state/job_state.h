@@ -57,6 +57,8 @@ struct JobStateOptions {
   std::map<uint32_t, Chunk> chunks;  // held here
   bool digests = false;              // of each chunk at each step: there are replicas to compare
   MemoryBudget* budget = nullptr;    // these and the model outlive the state
+  // Of what writes snapshots, shared by the jobs of a store; null: the budget.
+  MemoryBudget* writing = nullptr;
   TaskPool* pool = nullptr;
   NvmeStateOptions nvme;  // of jobs whose state is on the disk
 };
@@ -154,6 +156,9 @@ class JobState {
 
   // Thread-safe.
   virtual v1::StoreUsage usage() const = 0;
+  // Bytes of memory through which a state on the disk is read and written; they are in no kind of
+  // usage(). Thread-safe.
+  virtual uint64_t buffer_bytes() const { return 0; }
 };
 
 // What Create will take of the budget: the sum of ChunkBytes::Total. While a snapshot is written,

@@ -93,14 +93,11 @@ void MemoryState::BeginChunk(const std::shared_ptr<ChunkUpdate>& one) {
     if (Steady::now() - *one->waits_since < MostWaiting(spec_)) {
       retries_.Add([this, one] { BeginChunk(one); }, chunk.node);
     } else {
-      EndChunk(one->update, TooLate(*one, status));
+      LetGoAndEnd(one, TooLate(*one, status));
     }
     return;
   }
-  if (!status.ok()) {
-    EndChunk(one->update, status);
-    return;
-  }
+  if (!status.ok()) return LetGoAndEnd(one, status);
   const int64_t size = chunk.size();
   const int64_t part = one->update->in_parts ? kPart : size;
   one->parts = CeilDiv(size, part);
@@ -217,10 +214,15 @@ void MemoryState::PublishChunk(const std::shared_ptr<ChunkUpdate>& one) {
   if (digests_ && !one->hashed)
     one->digest = Crc32c(chunk.master->data(), static_cast<size_t>(chunk.size()) * sizeof(float));
   one->update->on_chunk(chunk.id, one->digest);
+  LetGoAndEnd(one, absl::OkStatus());
+}
+
+void MemoryState::LetGoAndEnd(const std::shared_ptr<ChunkUpdate>& one, const absl::Status& status) {
   // The task that runs this may live on for a moment after the last chunk's end was told, when the
   // memory of a job that is over is to be free.
+  one->target = nullptr;
   one->chunk = nullptr;
-  EndChunk(one->update, absl::OkStatus());
+  EndChunk(one->update, status);
 }
 
 void MemoryState::EndChunk(const std::shared_ptr<Update>& update, const absl::Status& status) {

@@ -12,7 +12,8 @@
 namespace zeroshard::store {
 namespace {
 
-constexpr int64_t kPiece = int64_t{1} << 18;  // elements read at once
+// Elements read at once; as many are in memory beside the limit for each thread that fills chunks.
+constexpr int64_t kPiece = int64_t{1} << 16;
 
 // As MakeZeroOptions has it; the rest of a specification may be anything here.
 DType ComputeType(const v1::JobSpec& spec) {
@@ -26,6 +27,7 @@ MemoryState::MemoryState(const JobStateOptions& options)
       model_(options.model),
       digests_(options.digests),
       budget_(options.budget),
+      writing_(options.writing != nullptr ? options.writing : options.budget),
       pool_(options.pool),
       type_(ComputeType(options.spec)),
       momentum_only_(UsesSgd(options.spec)) {}
@@ -174,13 +176,11 @@ absl::Status MemoryState::Fill(const Sources& sources, absl::Span<const uint32_t
                                const std::function<void(uint32_t)>& on_chunk,
                                const std::atomic<bool>* stop) {
   ZS_ASSIGN_OR_RETURN(const std::vector<ChunkPtr> wanted, FindAll(chunks));
-  constexpr int kDropEvery = 16;  // chunks: up to about 200 MiB of a mapped file stay
-  std::atomic<int> filled = 0;
   return ForEachChunk(
       pool_, wanted,
       [&](MemoryChunk* chunk) {
         ZS_RETURN_IF_ERROR(FillChunk(sources, stop, chunk));
-        if (++filled % kDropEvery == 0) sources.master->DropPages();
+        sources.master->DropPages();
         if (on_chunk) on_chunk(chunk->id);
         return absl::OkStatus();
       },

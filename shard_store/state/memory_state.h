@@ -80,6 +80,7 @@ class MemoryState : public JobState {
   absl::Status TooLate(const ChunkUpdate& update, const absl::Status& lack) const;
   void UpdatePart(const std::shared_ptr<ChunkUpdate>& update, int64_t begin, int64_t end);
   void PublishChunk(const std::shared_ptr<ChunkUpdate>& update);
+  void LetGoAndEnd(const std::shared_ptr<ChunkUpdate>& update, const absl::Status& status);
   void EndChunk(const std::shared_ptr<Update>& update, const absl::Status& status);
 
   // --- memory_snapshot.cc ---
@@ -93,6 +94,7 @@ class MemoryState : public JobState {
   const ModelTable* const model_;
   const bool digests_;
   MemoryBudget* const budget_;
+  MemoryBudget* const writing_;
   TaskPool* const pool_;
   const DType type_;
   const bool momentum_only_;

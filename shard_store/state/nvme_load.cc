@@ -1,6 +1,9 @@
 // NvmeState: how chunks get their first values.
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +18,35 @@ namespace {
 
 constexpr absl::Duration kBufferWait = absl::Seconds(60);
 constexpr StateKind kKinds[] = {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq};
+
+// Equal parts of one buffer, for as many threads. Thread-safe.
+class Rooms {
+ public:
+  Rooms(float* begin, int64_t each, int64_t all) {
+    for (int64_t at = 0; at + each <= all; at += each) free_.push_back(begin + at);
+  }
+  // Null: `stop` has become true.
+  float* Take(const std::atomic<bool>* stop) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (free_.empty()) {
+      if (stop != nullptr && *stop) return nullptr;
+      given_.wait_for(lock, std::chrono::milliseconds(50));
+    }
+    float* const room = free_.back();
+    free_.pop_back();
+    return room;
+  }
+  void Give(float* room) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(room);
+    given_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::vector<float*> free_;
+};
 
 }  // namespace
 
@@ -37,7 +69,7 @@ absl::Status NvmeState::FillBlock(const Sources& sources, const View& view, Stat
 }
 
 absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool>* stop,
-                                  const View& view) {
+                                  const View& view, float* room) {
   const uint32_t id = view.chunk.about->id;
   const int64_t size = view.chunk.size();
   nvme::WaitGroup group;
@@ -48,7 +80,6 @@ absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool
     if (!status.ok()) done(status, nvme::IoBuffer());
     return status;
   };
-  std::vector<float> values;
   const auto fill = [&]() -> absl::Status {
     for (const StateKind kind : kKinds) {
       if (!view.chunk.Has(kind)) continue;
@@ -59,16 +90,15 @@ absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool
         const int64_t end = std::min(at + nvme::kBlockElements, size);
         // Before a buffer is taken: what waits for one waits for the disk alone, and a slow source
         // is not taken for a slow disk.
-        values.resize(static_cast<size_t>(end - at));
-        ZS_RETURN_IF_ERROR(FillBlock(sources, view, kind, at, end, values.data()));
+        ZS_RETURN_IF_ERROR(FillBlock(sources, view, kind, at, end, room));
         if (rounds) {
           ZS_ASSIGN_OR_RETURN(nvme::IoBuffer narrow, others_->Take(kBufferWait));
-          cpu::Convert(values.data(), DType::kF32, end - at, narrow.data(), type_, 1);
+          cpu::Convert(room, DType::kF32, end - at, narrow.data(), type_, 1);
           ZS_RETURN_IF_ERROR(write(nvme::kParameters, block, std::move(narrow)));
         }
         if (view.chunk.BytesOf(kind) != 0) {
           ZS_ASSIGN_OR_RETURN(nvme::IoBuffer wide, others_->Take(kBufferWait));
-          std::memcpy(wide.data(), values.data(), values.size() * sizeof(float));
+          std::memcpy(wide.data(), room, static_cast<size_t>(end - at) * sizeof(float));
           ZS_RETURN_IF_ERROR(write(SectionOf(kind), block, std::move(wide)));
         }
       }
@@ -88,14 +118,20 @@ absl::Status NvmeState::Fill(const Sources& sources, absl::Span<const uint32_t> 
     ZS_ASSIGN_OR_RETURN(const View view, Find(id));
     wanted.push_back(std::make_shared<MemoryChunk>(*view.chunk.about));
   }
-  constexpr int kDropEvery = 16;  // chunks: up to about 200 MiB of a mapped file stay
-  std::atomic<int> filled = 0;
+  // Values on their way lie in the section that Change uses: a block of it for each of the threads
+  // that fill at a time.
+  Rooms rooms(moving_->as<float>(), std::min(options_.nvme.chunk_elements, nvme::kBlockElements),
+              options_.nvme.chunk_elements);
   return ForEachChunk(
       options_.pool, wanted,
       [&](MemoryChunk* chunk) {
         ZS_ASSIGN_OR_RETURN(const View view, Find(chunk->id));
-        ZS_RETURN_IF_ERROR(FillChunk(sources, stop, view));
-        if (++filled % kDropEvery == 0) sources.master->DropPages();
+        float* const room = rooms.Take(stop);
+        if (room == nullptr) return absl::CancelledError("stopped while loading");
+        const absl::Status status = Caught([&] { return FillChunk(sources, stop, view, room); });
+        rooms.Give(room);
+        ZS_RETURN_IF_ERROR(status);
+        sources.master->DropPages();
         if (on_chunk) on_chunk(chunk->id);
         return absl::OkStatus();
       },
@@ -156,11 +192,12 @@ absl::Status NvmeState::SetState(uint32_t id, StateKind kind, int64_t begin,
 absl::Status NvmeState::FinishChunk(uint32_t id) {
   ZS_ASSIGN_OR_RETURN(const View view, Find(id));
   if (view.chunk.bytes.parameters == 0 || view.chunk.Rounded()) return absl::OkStatus();
-  std::vector<float> values;
+  std::lock_guard<std::mutex> lock(set_mutex_);  // one at a time uses moving_
   for (int64_t at = 0; at < view.chunk.size(); at += nvme::kBlockElements) {
-    values.resize(static_cast<size_t>(std::min(nvme::kBlockElements, view.chunk.size() - at)));
-    ZS_RETURN_IF_ERROR(
-        ReadKind(view, StateKind::kMaster, view.version, at, absl::MakeSpan(values)));
+    const auto values =
+        absl::MakeSpan(moving_->as<float>(),
+                       static_cast<size_t>(std::min(nvme::kBlockElements, view.chunk.size() - at)));
+    ZS_RETURN_IF_ERROR(ReadKind(view, StateKind::kMaster, view.version, at, values));
     ZS_ASSIGN_OR_RETURN(nvme::IoBuffer buffer, others_->Take(kBufferWait));
     cpu::Convert(values.data(), DType::kF32, static_cast<int64_t>(values.size()), buffer.data(),
                  type_, 1);

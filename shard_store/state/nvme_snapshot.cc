@@ -6,6 +6,7 @@
 #include "common/status_macros.h"
 #include "shard_store/state/caught.h"
 #include "shard_store/state/nvme_disk.h"
+#include "shard_store/state/writer_buffer.h"
 
 namespace zeroshard::store {
 
@@ -81,7 +82,7 @@ class NvmeState::SnapshotWriter {
 
   absl::StatusOr<CheckpointFile> Write(FileSystem* files) {
     ZS_RETURN_IF_ERROR(snapshot_->status);
-    MakePieces();
+    ZS_RETURN_IF_ERROR(MakePieces());
     ZS_ASSIGN_OR_RETURN(
         CheckpointFile file,
         WriteStateFile(files, snapshot_->order.folder(), static_cast<int>(snapshot_->order.index()),
@@ -105,7 +106,7 @@ class NvmeState::SnapshotWriter {
     int64_t begin = 0;
   };
 
-  void MakePieces() {
+  absl::Status MakePieces() {
     std::vector<Described> chunks;
     {
       std::lock_guard<std::mutex> lock(state_.mutex_);
@@ -129,9 +130,12 @@ class NvmeState::SnapshotWriter {
           places_.push_back({sections_.size() - 1, part.begin});
         }
       }
-      sections_.back().last = true;
+      // A chunk of which nothing is kept has none.
+      if (!sections_.empty() && sections_.back().chunk == i) sections_.back().last = true;
     }
-    values_.resize(static_cast<size_t>(largest));
+    ZS_ASSIGN_OR_RETURN(values_, TakeWriterBuffer(static_cast<size_t>(largest) * sizeof(float),
+                                                  state_.writing(), stop_));
+    return absl::OkStatus();
   }
 
   absl::StatusOr<const float*> Values(size_t piece) {
@@ -139,13 +143,14 @@ class NvmeState::SnapshotWriter {
     if (progress_) {
       progress_(static_cast<uint64_t>(pieces_[piece].end - pieces_[piece].begin) * sizeof(float));
     }
-    return values_.data() + places_[piece].begin;
+    return values_->as<float>() + places_[piece].begin;
   }
 
   // Reads the next section; a chunk of which all were read may change.
   absl::Status Advance() {
     const Section& section = sections_[next_];
-    const auto values = absl::MakeSpan(values_).first(static_cast<size_t>(section.where.size()));
+    const auto values =
+        absl::MakeSpan(values_->as<float>(), static_cast<size_t>(section.where.size()));
     ZS_RETURN_IF_ERROR(Read(section, values));
     ++next_;
     digests_[static_cast<int>(section.kind)].Add(static_cast<uint64_t>(section.where.unit),
@@ -184,8 +189,8 @@ class NvmeState::SnapshotWriter {
   std::vector<Section> sections_;
   std::vector<StatePiece> pieces_;
   std::vector<Place> places_;
-  size_t next_ = 0;  // sections before it were read
-  std::vector<float> values_;
+  size_t next_ = 0;                 // sections before it were read
+  std::shared_ptr<Buffer> values_;  // the largest section
   WeightDigest digests_[kStateKinds];
 };
 

@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<NvmeState>> NvmeState::Make(const JobStateOptions
   }
   ZS_ASSIGN_OR_RETURN(state->pulls_, NvmePulls::Make(std::move(buffers), absl::Seconds(60),
                                                      options.nvme.start_thread));
+  state->buffer_bytes_ = state->arena_->total_bytes() + (kNvmePullSections + 2) * section;
   return state;
 }
 
@@ -121,6 +122,7 @@ void NvmeState::GiveBack() {
   arena_ = nullptr;
   moving_ = nullptr;
   options_.budget->Give(std::exchange(for_writer_, 0));
+  buffer_bytes_ = 0;
 }
 
 absl::StatusOr<std::shared_ptr<NvmeState::Disk>> NvmeState::MakeDisk(const Chunks& chunks) {
@@ -321,14 +323,14 @@ absl::StatusOr<PinnedParameters> NvmeState::Parameters(uint32_t id, int64_t begi
 
 absl::StatusOr<WeightDigest> NvmeState::Digest(absl::Span<const uint32_t> chunks) const {
   WeightDigest total;
-  std::vector<float> piece;
+  float* const room = moving_->as<float>();
   for (const uint32_t id : chunks) {
     ZS_ASSIGN_OR_RETURN(const View view, Find(id));
     const Chunk& chunk = view.chunk.about->chunk;
     for (int64_t at = 0; at < chunk.size(); at += nvme::kBlockElements) {
-      piece.resize(static_cast<size_t>(std::min(nvme::kBlockElements, chunk.size() - at)));
-      ZS_RETURN_IF_ERROR(
-          ReadKind(view, StateKind::kMaster, view.version, at, absl::MakeSpan(piece)));
+      const auto piece = absl::MakeSpan(
+          room, static_cast<size_t>(std::min(nvme::kBlockElements, chunk.size() - at)));
+      ZS_RETURN_IF_ERROR(ReadKind(view, StateKind::kMaster, view.version, at, piece));
       total.Add(static_cast<uint64_t>(chunk.unit), static_cast<uint64_t>(chunk.begin + at), piece);
     }
   }

@@ -64,6 +64,7 @@ class NvmeState : public JobState {
   void EndSnapshot() override;
   absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const override;
   v1::StoreUsage usage() const override;
+  uint64_t buffer_bytes() const override { return buffer_bytes_; }
   absl::Status Health() const override;
   bool Free() override;
 
@@ -93,6 +94,9 @@ class NvmeState : public JobState {
   };
 
   explicit NvmeState(const JobStateOptions& options);
+  MemoryBudget* writing() const {
+    return options_.writing != nullptr ? options_.writing : options_.budget;
+  }
   void GiveBack();  // everything; nobody uses it
   absl::StatusOr<std::shared_ptr<Buffer>> MakeSection();
   absl::StatusOr<std::shared_ptr<Disk>> MakeDisk(const Chunks& chunks);
@@ -103,7 +107,9 @@ class NvmeState : public JobState {
   // fp32 values of `kind`; of a rounded chunk's master those of its parameters.
   absl::Status ReadKind(const View& view, StateKind kind, uint64_t version, int64_t begin,
                         absl::Span<float> values) const;
-  absl::Status FillChunk(const Sources& sources, const std::atomic<bool>* stop, const View& view);
+  // `room`: for one block of values.
+  absl::Status FillChunk(const Sources& sources, const std::atomic<bool>* stop, const View& view,
+                         float* room);
   absl::Status FillBlock(const Sources& sources, const View& view, StateKind kind, int64_t begin,
                          int64_t end, float* out) const;
   absl::Status SetBlock(const View& view, StateKind kind, int block, int64_t begin,
@@ -123,8 +129,11 @@ class NvmeState : public JobState {
   std::shared_ptr<nvme::BufferArena> arena_;
   std::unique_ptr<nvme::AsyncIo> io_;
   std::shared_ptr<nvme::BufferPool> updates_, staged_, others_;
-  std::shared_ptr<Buffer> moving_;  // a section: for Change
-  uint64_t for_writer_ = 0;         // bytes of the budget: a section, of who writes a snapshot
+  std::shared_ptr<Buffer> moving_;  // a section: for Change, Fill, FinishChunk, Digest
+  // Bytes of the budget: a section, for what a snapshot's writer and reads of frozen chunks
+  // convert.
+  uint64_t for_writer_ = 0;
+  std::atomic<uint64_t> buffer_bytes_ = 0;
 
   mutable std::mutex mutex_;
   mutable absl::Status health_;

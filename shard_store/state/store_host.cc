@@ -105,6 +105,8 @@ absl::Status StoreHost::Finish(absl::Duration patience) {
 
 void StoreHost::OnDirective(const v1::StoreDirective& directive) {
   impl_->Reap();
+  const auto& incarnation = impl_->context.options.incarnation;
+  const std::string self = incarnation ? incarnation() : "";
   std::shared_ptr<HostJob> job;
   absl::Status started;
   {
@@ -118,7 +120,7 @@ void StoreHost::OnDirective(const v1::StoreDirective& directive) {
     if (!started.ok()) impl_->jobs.erase(directive.run_id());
   }
   if (started.ok()) {
-    job->OnDirective(directive);
+    job->OnDirective(directive, self);
   } else if (impl_->context.options.on_report) {
     impl_->context.options.on_report(NothingHere(directive, started));
   }
@@ -201,6 +203,12 @@ StoreHost::Memory StoreHost::memory() const {
 
 StoreHost::Memory StoreHost::disk() const {
   return {impl_->context.disk.used(), impl_->context.disk_held};
+}
+
+uint64_t StoreHost::buffer_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& job : impl_->All()) bytes += job->buffer_bytes();
+  return bytes;
 }
 
 size_t StoreHost::jobs() const {

@@ -49,8 +49,13 @@ struct StoreHostOptions {
   std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(const v1::StoreMap::Store& peer,
                                                             const v1::BulkHello& hello)>
       connect_peer;
+  // Of this process, as the coordinator knows it now; changes when it is fenced. Called without
+  // locks held. Null, or an empty answer: unknown, and directives are not compared with it.
+  std::function<std::string()> incarnation;
   int64_t chunk_elements = kChunkElements;  // others: tests alone
   ThreadStarter start_thread;               // of a job's own threads; others: tests alone
+  nvme::DiskHook* disk_hook = nullptr;      // tests alone
+  absl::Duration disk_stall_limit = absl::Seconds(30);  // of a disk; others: tests alone
 };
 
 class HostJob;
@@ -62,8 +67,9 @@ class StoreHost {
   // Ends what is under way, and waits for it.
   ~StoreHost();
   // Forgets everything, and waits so long for what is under way: a write into a file system that
-  // does not answer cannot be ended. DEADLINE_EXCEEDED names its folder; this must not end then,
-  // the process may.
+  // does not answer cannot be ended, nor can one to a disk before that is given up.
+  // DEADLINE_EXCEEDED names the folder, of checkpoints or --nvme-dir; this must not end then, the
+  // process may.
   absl::Status Finish(absl::Duration patience);
 
   // From the coordinator. Never waits: loading, applying and writing have threads of their own.
@@ -77,8 +83,9 @@ class StoreHost {
   class Stream;  // shared: it stays valid after its generation ended, and answers errors
   // UNAVAILABLE: the generation is not open here yet, or a rank asks for a job that is not here;
   // NOT_FOUND: a store does, which is never told to copy from one that has yet to hear of the job;
-  // FAILED_PRECONDITION: it is over. `on_end` is called at most once, from any thread, when the
-  // store ends the stream.
+  // FAILED_PRECONDITION: it is over, or the one who asks is of another incarnation than that rank,
+  // or store, is known by here. `on_end` is called at most once, from any thread, when the store
+  // ends the stream.
   absl::StatusOr<std::shared_ptr<Stream>> Open(const v1::BulkHello& hello,
                                                std::function<void(const absl::Status&)> on_end);
   // Checks, stages and counts one kPush frame, whose payload is `parts`; waits for the disk alone,
@@ -119,6 +126,8 @@ class StoreHost {
   };
   Memory memory() const;  // in the host's memory
   Memory disk() const;    // in the NVMe folder
+  // Of the memory, what states on the disk are read and written through; none of usage()'s kinds.
+  uint64_t buffer_bytes() const;
   size_t jobs() const;
   // Seconds that each update took since the last call; the newest thousand.
   std::vector<double> TakeUpdateSeconds();

@@ -21,7 +21,7 @@ std::string Text(const StoreMetrics& metrics) {
 
 TEST(StoreMetricsTest, EverySeriesIsThereFromTheStart) {
   const std::string text = Text(StoreMetrics([] { return StoreReadings(); }));
-  for (const char* kind : {"master", "exp_avg", "exp_avg_sq", "parameters", "staging"}) {
+  for (const char* kind : {"master", "exp_avg", "exp_avg_sq", "parameters", "staging", "buffers"}) {
     EXPECT_THAT(text,
                 HasSubstr(absl::StrCat("zeroshard_store_memory_bytes{kind=\"", kind, "\"} 0\n")));
   }
@@ -50,6 +50,7 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   now.copied = 300;
   now.memory_limit = 1000;
   now.memory_used = 31;
+  now.buffer_bytes = 11;
   now.nvme_limit = 2000;
   now.jobs = 2;
   now.update_seconds = {0.5, 0.25};
@@ -61,6 +62,7 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 3\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"exp_avg_sq\"} 6\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"staging\"} 8\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"buffers\"} 11\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"push\"} 100\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_traffic_bytes_total{direction=\"pull\"} 200\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_limit_bytes 1000\n"));
