@@ -152,6 +152,13 @@ void Cluster::Leave(const std::shared_ptr<Process>& process) {
                [this, name, kind = process->hello_.kind()] { StartMember(kind, name); });
 }
 
+bool Cluster::LosesEvaluator() {
+  if (evaluators_lost_ >= options_.evaluators_lost || !world_.Chance(25)) return false;
+  ++evaluators_lost_;
+  invariants_.OnFault();
+  return true;
+}
+
 std::shared_ptr<Process> Cluster::Find(const std::string& name) const {
   const auto found = members_.find(name);
   return found == members_.end() ? nullptr : found->second;

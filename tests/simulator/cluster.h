@@ -66,8 +66,9 @@ class SimCoordinator;
 struct ClusterOptions {
   int stores = 2;
   int workers = 2;
-  int spares = 0;      // workers more than the jobs want
-  bool losses = true;  // calls and bulk messages are lost and repeated
+  int spares = 0;           // workers more than the jobs want
+  bool losses = true;       // calls and bulk messages are lost and repeated
+  int evaluators_lost = 0;  // most ranks 0 that die with a loss which nobody was told of
 };
 
 class Cluster {
@@ -93,6 +94,8 @@ class Cluster {
   void Pause(const std::string& name, absl::Duration how_long);
   // Its incarnation was fenced: it begins anew at once.
   void Reincarnate(const std::shared_ptr<Process>& process);
+  // Whether rank 0, which has just measured the loss on the validation set, dies with it.
+  bool LosesEvaluator();
   // It ends by itself, and another one starts in its place some time later.
   void Leave(const std::shared_ptr<Process>& process);
   // So far, of some checkpoint of the job.
@@ -144,6 +147,7 @@ class Cluster {
   World world_;
   const ClusterOptions options_;
   Disk disk_;
+  int evaluators_lost_ = 0;
   std::set<std::string> full_;  // jobs, some checkpoint of which found the disk full
   std::map<std::string, std::unique_ptr<Reference>> references_;
   Invariants invariants_;

@@ -227,6 +227,15 @@ void Invariants::CheckFullyStaged(const Run& run, const v1::StepDecision& decisi
 
 void Invariants::OnAssign(const v1::Assign& assign) {
   if (!assign.has_stores()) return;
+  if (assign.evaluate()) {
+    const std::vector<v1::StepRecord>& history = cluster_->disk().histories[assign.run_id()];
+    if (!cluster_->reference(assign.job()).Evaluates(assign.first_step() - 1) ||
+        (!history.empty() && history.back().step() >= assign.first_step() - 1)) {
+      Violate("evaluation", absl::StrCat("step ", assign.first_step() - 1, " of ", assign.run_id(),
+                                         " is to be evaluated again"));
+    }
+    made_up_ += assign.rank() == 0 ? 1 : 0;
+  }
   for (const v1::StoreMap::Store& where : assign.stores().stores()) {
     const std::shared_ptr<SimStore> store = cluster_->StoreOf(where.incarnation());
     if (store == nullptr || !store->alive()) continue;
@@ -340,19 +349,46 @@ void Invariants::CheckEnd(const v1::JobStatus& status) {
     Violate("end", absl::StrCat(status.run_id(), " committed ", status.committed_step(), " of ",
                                 reference.spec().steps()));
   }
+  CheckHistory(status);
+}
+
+void Invariants::CheckHistory(const v1::JobStatus& status) {
+  const Reference& reference = cluster_->reference(status.name());
   const std::vector<v1::StepRecord>& history = cluster_->disk().histories[status.run_id()];
   if (history.size() != reference.spec().steps()) {
     return Violate("end", absl::StrCat("the history of ", status.run_id(), " has ", history.size(),
                                        " steps of ", reference.spec().steps()));
   }
+  uint64_t steps_lost = 0;
   for (const v1::StepRecord& record : history) {
     const v1::StepRecord& wanted = reference.Record(record.step());
-    if (record.loss() == wanted.loss() && record.grad_norm() == wanted.grad_norm() &&
-        record.tokens() == wanted.tokens()) {
+    steps_lost += record.steps_lost();
+    if (record.loss() != wanted.loss() || record.grad_norm() != wanted.grad_norm() ||
+        record.tokens() != wanted.tokens()) {
+      Violate("end", absl::StrCat("the history of ", status.run_id(), " says of step ",
+                                  record.step(), " ", record.ShortDebugString()));
+    }
+    const bool due = reference.Evaluates(record.step());
+    if (due && !record.has_eval_loss()) {
+      const std::string words =
+          absl::StrCat("after step ", record.step(), " is left out of the history");
+      const bool said = std::any_of(
+          status.events().begin(), status.events().end(),
+          [&](const v1::JobEvent& event) { return absl::StrContains(event.reason(), words); });
+      left_out_ += said ? 1 : 0;
+      if (said) continue;
+    } else if (due == record.has_eval_loss() &&
+               (!due ||
+                record.eval_loss() == Reference::EvalLoss(reference.State(record.step())))) {
       continue;
     }
-    Violate("end", absl::StrCat("the history of ", status.run_id(), " says of step ", record.step(),
-                                " ", record.ShortDebugString()));
+    Violate("evaluation", absl::StrCat("the history of ", status.run_id(), " says of step ",
+                                       record.step(), " ", record.ShortDebugString(),
+                                       due ? ", whose loss is due" : ", whose loss is not due"));
+  }
+  if (steps_lost != status.steps_lost()) {
+    Violate("end", absl::StrCat("the history of ", status.run_id(), " tells of ", steps_lost,
+                                " steps lost, its status of ", status.steps_lost()));
   }
 }
 

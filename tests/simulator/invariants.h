@@ -38,6 +38,10 @@ class Invariants {
   void CheckEnd(const v1::JobStatus& status);
   static constexpr uint64_t kGivesUp = 6;
   uint64_t given_up() const { return given_up_; }
+  // Generations that began with a loss on the validation set which the one before owed, and losses
+  // that were given up in words.
+  uint64_t made_up() const { return made_up_; }
+  uint64_t left_out() const { return left_out_; }
 
   // Rollbacks without a step lost, as what the stores that left held was saved before.
   uint64_t left() const { return left_; }
@@ -69,6 +73,7 @@ class Invariants {
   void CheckLost(const Run& run);
   void CheckLeft(const Run& run, uint64_t base);
   void CheckFullyStaged(const Run& run, const v1::StepDecision& decision);
+  void CheckHistory(const v1::JobStatus& status);
   void Violate(const std::string& invariant, const std::string& what);
 
   Cluster* const cluster_;
@@ -77,7 +82,7 @@ class Invariants {
   std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
   std::set<std::string> applied_;
   uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
-  uint64_t cut_copies_ = 0, left_ = 0;
+  uint64_t cut_copies_ = 0, left_ = 0, made_up_ = 0, left_out_ = 0;
 };
 
 }  // namespace zeroshard::simulator

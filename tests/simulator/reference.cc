@@ -70,6 +70,15 @@ v1::StepDecision Reference::Decision(uint64_t step) const {
   return decision;
 }
 
+bool Reference::Evaluates(uint64_t step) const {
+  const uint64_t interval = spec_.eval().interval_steps();
+  return spec_.has_eval() && step != 0 && (step == spec_.steps() || step % interval == 0);
+}
+
+double Reference::EvalLoss(const std::vector<uint64_t>& state) {
+  return static_cast<double>(Mix(HashOfWeights(state), 41) >> 40) * 1e-6;
+}
+
 uint64_t Reference::NextSample(uint64_t step) const { return step * spec_.train_batch_size(); }
 
 uint64_t Reference::DigestLow(uint32_t chunk, uint64_t state) { return Mix(state, chunk); }

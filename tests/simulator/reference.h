@@ -34,6 +34,10 @@ class Reference {
   // and the snapshot.
   const v1::StepRecord& Record(uint64_t step) const { return records_[step]; }
   v1::StepDecision Decision(uint64_t step) const;
+  // Whether the loss on the validation set is measured after a step, and what it is with the state
+  // of every chunk then.
+  bool Evaluates(uint64_t step) const;
+  static double EvalLoss(const std::vector<uint64_t>& state);
   uint64_t NextSample(uint64_t step) const;
   static constexpr uint64_t kSamples = 1000;
 

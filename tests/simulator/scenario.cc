@@ -24,6 +24,7 @@ class Scenario {
       : options_(options),
         chance_(Mix(seed, 17)),
         leaves_(Mix(seed, 31)),
+        evaluates_(Mix(seed, 37)),
         cluster_(Mix(seed, 23), Shape()) {
     cluster_.world().verbose = options.verbose;
   }
@@ -42,8 +43,9 @@ class Scenario {
   World& world() { return cluster_.world(); }
 
   const ScenarioOptions options_;
-  World chance_;  // decides the shape; apart, so that a change of it leaves the rest alone
-  World leaves_;  // decides when stores are asked to leave
+  World chance_;     // decides the shape; apart, so that a change of it leaves the rest alone
+  World leaves_;     // decides when stores are asked to leave
+  World evaluates_;  // decides which jobs have a validation set
   uint32_t replicas_ = 1;
   uint32_t workers_ = 1;
   uint64_t faults_left_ = 0;
@@ -66,6 +68,8 @@ ClusterOptions Scenario::Shape() {
   shape.spares = static_cast<int>(chance_.Upto(1));
   shape.losses = options_.faults;
   for (int i = 0; i < jobs; ++i) jobs_.push_back(i == 0 ? "alpha" : "beta");
+  // Each counts as a fault.
+  shape.evaluators_lost = options_.faults ? static_cast<int>(evaluates_.Upto(3)) : 0;
   faults_left_ = options_.faults ? chance_.Upto(chance_.Chance(30) ? 40 : 12) : 0;
   const absl::Duration apart[] = {absl::Milliseconds(300), absl::Seconds(3), absl::Seconds(20)};
   apart_ = apart[chance_.Upto(2)];
@@ -104,6 +108,10 @@ v1::JobSpec Scenario::Spec(const std::string& name) {
   if (chance_.Chance(70)) {
     spec.mutable_checkpoint()->set_dir("/ckpt/" + name);
     spec.mutable_checkpoint()->set_interval_steps(chance_.Upto(3));
+  }
+  if (evaluates_.Chance(50)) {
+    spec.mutable_eval()->add_data("/validation");
+    spec.mutable_eval()->set_interval_steps(1 + evaluates_.Upto(5));
   }
   const absl::Status status = NormaliseJobSpec(&spec);
   if (!status.ok()) world().Violate("setting", status.ToString());
@@ -301,6 +309,8 @@ Outcome Scenario::Run() {
   outcome.given_up = cluster_.invariants().given_up();
   outcome.cut_copies = cluster_.invariants().cut_copies();
   outcome.left = cluster_.invariants().left();
+  outcome.made_up = cluster_.invariants().made_up();
+  outcome.left_out = cluster_.invariants().left_out();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
   return outcome;

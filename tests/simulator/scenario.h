@@ -16,6 +16,8 @@ struct Outcome {
   uint64_t given_up = 0;    // jobs, after too many faults in a row
   uint64_t cut_copies = 0;  // rollbacks with a copy under way whose source was lost
   uint64_t left = 0;        // rollbacks to what was saved for stores that left, no step lost
+  uint64_t made_up = 0;     // generations that began with a loss which the one before owed
+  uint64_t left_out = 0;    // losses on the validation set that a history does without
   double seconds = 0;       // simulated
 };
 

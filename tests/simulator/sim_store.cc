@@ -70,7 +70,8 @@ void SimStore::OnMessage(const v1::CoordinatorMessage& message) {
 void SimStore::OnDirective(const v1::StoreDirective& directive) {
   std::unique_ptr<Job>& job = jobs_[directive.run_id()];
   if (job == nullptr) job = std::make_unique<Job>(directive.run_id());
-  const absl::StatusOr<store::Orders> orders = job->control.OnDirective(directive);
+  const absl::StatusOr<store::Orders> orders =
+      job->control.OnDirective(directive, hello().incarnation());
   if (!orders.ok()) {
     cluster_->world().Trace(absl::StrCat(name(), " refuses: ", orders.status().ToString()));
     if (absl::IsInvalidArgument(orders.status())) {
@@ -95,7 +96,7 @@ void SimStore::OnLateDirective(const v1::StoreDirective& late) {
         late.epoch() < control.epoch() ||
         (late.epoch() == control.epoch() && late.map_version() < report.map_version())));
   if (!older || report.phase() == v1::STORE_PHASE_UNSPECIFIED) return;
-  if (control.OnDirective(late).ok()) {
+  if (control.OnDirective(late, hello().incarnation()).ok()) {
     Violate("I9", *found->second,
             absl::StrCat("follows an old directive: ", late.generation(), " ", late.epoch(), " ",
                          late.map_version()));

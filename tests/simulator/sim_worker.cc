@@ -93,6 +93,7 @@ void SimWorker::Begin(const v1::Assign& assign) {
     if (cut > 0) rank.parts.push_back(Part{chunk, first, cut});
     rank.parts.push_back(Part{chunk, first + cut, count - cut});
   }
+  rank.evaluated = assign.version().step() - (assign.evaluate() ? 1 : 0);
   Phase("loading");
   After(cluster_->world().Between(absl::Milliseconds(1), absl::Seconds(1)),
         If([this](Rank& rank) { Pull(rank.assign.version().step()); }));
@@ -219,10 +220,57 @@ void SimWorker::Compute() {
     });
     return;
   }
+  if (rank.step > rank.evaluated && reference().Evaluates(rank.step)) return Evaluate();
   if (rank.step == rank.assign.spec().steps()) return Finish();
   Phase("forward");
   After(cluster_->world().Between(absl::Milliseconds(5), absl::Seconds(1)),
         If([this](Rank&) { Push(); }));
+}
+
+// All ranks together; rank 0 has the loss.
+void SimWorker::Evaluate() {
+  Rank& rank = *rank_;
+  rank.evaluated = rank.step;
+  Phase("forward");
+  After(cluster_->world().Between(absl::Milliseconds(5), absl::Seconds(2)), If([this](Rank& rank) {
+          Phase("communication");
+          Watch(cluster_->world().Between(absl::Seconds(10), absl::Seconds(40)),
+                absl::UnavailableError("a peer does not come"));
+          cluster_->Collective(Key(absl::StrCat("evaluate ", rank.step)), rank.assign.rank(),
+                               rank.assign.world_size(), "",
+                               [this, then = rank_,
+                                self = weak_from_this()](const std::map<uint32_t, std::string>&) {
+                                 const std::shared_ptr<Process> process = self.lock();
+                                 if (process == nullptr || !process->alive()) return;
+                                 After(absl::ZeroDuration(), [this, then] {
+                                   if (rank_ == then) Evaluated();
+                                 });
+                               });
+        }));
+}
+
+void SimWorker::Evaluated() {
+  Rank& rank = *rank_;
+  if (rank.assign.rank() == 0) {
+    if (cluster_->LosesEvaluator()) {
+      Cluster* const cluster = cluster_;
+      const std::string who = name();
+      cluster->Kill(who, cluster->world().Chance(50));
+      cluster->world().After(cluster->world().Between(absl::Milliseconds(50), absl::Seconds(30)),
+                             [cluster, who] { cluster->StartMember(v1::MEMBER_KIND_WORKER, who); });
+      return;
+    }
+    // Of a step of the generation before nothing else is known.
+    v1::StepRecord record;
+    if (rank.step >= rank.assign.first_step()) record = reference().Record(rank.step);
+    record.set_step(rank.step);
+    std::vector<uint64_t> state;
+    for (const auto& [chunk, entry] : rank.chunks) state.push_back(entry.second);
+    record.set_eval_loss(Reference::EvalLoss(state));
+    rank.unreported.push_back(record);
+    if (cluster_->world().Chance(70)) Report();
+  }
+  Compute();
 }
 
 void SimWorker::Push() {
@@ -316,6 +364,11 @@ void SimWorker::Pushed() {
 
 void SimWorker::Commit() {
   Phase("waiting");
+  // What the decision of the next step would write down without it.
+  const auto& waits = rank_->unreported;
+  rank_->commits = std::any_of(waits.begin(), waits.end(),
+                               [](const v1::StepRecord& record) { return record.has_eval_loss(); });
+  if (rank_->commits) return Report();
   const uint64_t step = rank_->step + 1;
   v1::CommitStepRequest body;
   *body.mutable_fence() = rank_->fence;
@@ -358,9 +411,12 @@ void SimWorker::OnCommitted(const v1::StepDecision& decision) {
     cluster_->world().Violate("I11", absl::StrCat("decided {", decision.ShortDebugString(),
                                                   "}, wanted {", wanted.ShortDebugString(), "}"));
   }
-  rank.unreported.push_back(reference().Record(rank.step + 1));
-  // Reports come in batches, and some only at the end.
-  if (cluster_->world().Chance(70)) Report();
+  // A step that is evaluated is reported after that.
+  if (!reference().Evaluates(rank.step + 1)) {
+    rank.unreported.push_back(reference().Record(rank.step + 1));
+    // Reports come in batches, and some only at the end.
+    if (cluster_->world().Chance(70)) Report();
+  }
   Pull(rank.step + 1);
 }
 
@@ -389,7 +445,8 @@ void SimWorker::Report() {
                                  then->unreported.begin() + static_cast<ptrdiff_t>(count));
         }
         if (then->finished && then->unreported.empty()) return End(absl::OkStatus());
-        if (lost || then->finished) {
+        if (then->commits && then->unreported.empty()) return Commit();
+        if (lost || then->finished || then->commits) {
           After(absl::Milliseconds(500), If([this](Rank&) { Report(); }));
         }
       });

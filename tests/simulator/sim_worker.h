@@ -30,10 +30,13 @@ class SimWorker : public Process {
     v1::Progress progress;
     std::vector<Part> parts;
     uint64_t step = 0;  // of the version that it has, or is pulling
-    size_t left = 0;    // pulls or pushes that are on their way
+    uint64_t evaluated =
+        0;            // the last step whose loss on the validation set is none of its business
+    size_t left = 0;  // pulls or pushes that are on their way
     std::map<uint32_t, std::pair<v1::StateVersion, uint64_t>> chunks;  // its own, then all
     std::vector<v1::StepRecord> unreported;
     bool reporting = false;
+    bool commits = false;  // once a loss on the validation set is reported
     bool started = false;
     bool finished = false;  // the last step is done
     absl::Duration since;   // what it waits for was begun
@@ -57,6 +60,8 @@ class SimWorker : public Process {
   void PullPart(const Part& part, int tries);
   void Gather();
   void Compute();
+  void Evaluate();
+  void Evaluated();
   void Push();
   void PushPart(const Part& part, const v1::StoreMap::Store& store, int tries);
   void Pushed();

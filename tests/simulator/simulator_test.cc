@@ -26,6 +26,8 @@ TEST(Simulator, UndisturbedJobsFollowTheReference) {
     EXPECT_EQ(outcome.recoveries, 0u);
     EXPECT_EQ(outcome.rollbacks, 0u);
     EXPECT_EQ(outcome.boots, 1u);
+    EXPECT_EQ(outcome.made_up, 0u);
+    EXPECT_EQ(outcome.left_out, 0u);
   }
 }
 
@@ -39,18 +41,20 @@ TEST(Simulator, TheSameSeedGivesTheSameRun) {
 class Disturbed : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(Disturbed, EveryInvariantHoldsAndTheRunEndsAsAnUndisturbedOne) {
-  uint64_t recoveries = 0, rollbacks = 0, boots = 0;
+  uint64_t recoveries = 0, rollbacks = 0, boots = 0, made_up = 0;
   for (uint64_t seed = GetParam(); seed < GetParam() + kSeedsEach; ++seed) {
     const Outcome outcome = Simulate(seed);
     ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
     recoveries += outcome.recoveries;
     rollbacks += outcome.rollbacks;
     boots += outcome.boots - 1;
+    made_up += outcome.made_up;
   }
   // The seeds are of use only where they reach these.
   EXPECT_GT(recoveries, 0u);
   EXPECT_GT(rollbacks, 0u);
   EXPECT_GT(boots, 0u);
+  EXPECT_GT(made_up, 0u);
 }
 
 // It takes a store that dies within the seconds in which another one copies what it alone holds.
