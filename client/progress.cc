@@ -71,6 +71,10 @@ std::string FormatProgress(const v1::JobStatus& status, const v1::StepRecord& la
         FormatDuration(static_cast<double>(status.steps() - last.step()) * meter.SecondsPerStep()),
         " left");
   }
+  if (status.steps_lost() != 0) {
+    absl::StrAppend(&text, "  ", status.steps_lost(), status.steps_lost() == 1 ? " step" : " steps",
+                    " lost");
+  }
   return text;
 }
 

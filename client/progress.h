@@ -32,7 +32,7 @@ class ProgressMeter {
 };
 
 // "step 120/300  loss 3.1415  eval 3.2011  41,234 tokens/s  12 s left"; `eval`: the newest loss of
-// the validation set, if there was any.
+// the validation set, if there was any. At its end "  3 steps lost", where the job went back.
 std::string FormatProgress(const v1::JobStatus& status, const v1::StepRecord& last,
                            std::optional<double> eval, const ProgressMeter& meter);
 

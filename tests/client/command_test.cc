@@ -128,6 +128,18 @@ TEST_F(CommandTest, WatchGoesOnAfterTheCoordinatorWasAwayAndShowsEachStepOnce) {
   EXPECT_EQ(fake_.watch_requests[1].after_step(), 1u);
 }
 
+TEST_F(CommandTest, WatchAndHistoryShowWhatARollBackCost) {
+  fake_.jobs = {Job("tiny", v1::JOB_STATE_RUNNING, "")};
+  v1::JobStatus done = Job("tiny", v1::JOB_STATE_COMPLETED, "");
+  done.set_steps_lost(3);
+  v1::StepRecord told = Step(2, 4);
+  told.set_steps_lost(3);
+  fake_.AddWatch(done, {Step(1, 5), told});
+  fake_.history = {Step(1, 5), told};
+  EXPECT_THAT(Run({"watch", "tiny"}).out, HasSubstr("8,192 tokens/s  3 steps lost\n"));
+  EXPECT_THAT(Run({"history", "tiny"}).out, HasSubstr("\"tokens\":4096,\"steps_lost\":3,"));
+}
+
 TEST_F(CommandTest, WatchSaysThatTheCoordinatorIsAway) {
   fake_.jobs = {Job("tiny", v1::JOB_STATE_RUNNING, "")};
   fake_.AddWatch(fake_.jobs[0], {}, {grpc::StatusCode::UNAVAILABLE, "socket closed"});
