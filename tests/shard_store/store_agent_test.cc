@@ -20,6 +20,7 @@ StoreHostOptions HostOptions(StoreAgent* agent) {
   options.memory_limit = uint64_t{1} << 30;
   options.threads = 1;
   options.chunk_elements = kChunk;
+  options.incarnation = [agent] { return agent->incarnation(); };
   options.on_report = [agent](const v1::StoreReport& report) { agent->OnReport(report); };
   return options;
 }
@@ -42,8 +43,8 @@ class StoreAgentTest : public testing::Test {
   }
   ~StoreAgentTest() override { agent_.SetSession(nullptr); }
 
-  // A job of which every chunk is here.
-  void Hold() {
+  // A directive that puts every chunk of a job here, into this incarnation of the store.
+  void Direct(const std::string& incarnation) {
     const v1::JobSpec spec = MakeSpec({});
     v1::StoreDirective directive;
     directive.set_term(1);
@@ -56,12 +57,18 @@ class StoreAgentTest : public testing::Test {
     *job.mutable_spec() = spec;
     job.mutable_base()->set_epoch(1);
     job.mutable_map()->set_replicas(1);
-    job.mutable_map()->add_stores()->set_member("store-0");
+    v1::StoreMap::Store* store = job.mutable_map()->add_stores();
+    store->set_member("store-0");
+    store->set_incarnation(incarnation);
     const size_t chunks = ChunkTable::Make(MakeModel(spec), kChunk).chunks.size();
     for (size_t chunk = 0; chunk < chunks; ++chunk) job.mutable_map()->add_placement(0);
     v1::CoordinatorMessage message;
     *message.mutable_store() = directive;
     cluster_.Send(message);
+  }
+  // A job of which every chunk is here.
+  void Hold() {
+    Direct(session_.incarnation());
     ASSERT_TRUE(cluster_.Await([](const auto& state) {
       return !state.reports.empty() && state.reports.back().phase() == v1::STORE_PHASE_READY;
     }));
@@ -86,6 +93,16 @@ class StoreAgentTest : public testing::Test {
   StoreHost host_;
   MemberSession session_;
 };
+
+TEST_F(StoreAgentTest, ADirectiveForAnotherIncarnationOfThisStoreIsRefusedAndReported) {
+  Direct("the one before");
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.reports.empty(); }));
+  const v1::StoreReport report = host_.Reports().at(0);
+  EXPECT_EQ(report.phase(), v1::STORE_PHASE_UNSPECIFIED);
+  EXPECT_EQ(report.map_version(), 0u);
+  EXPECT_EQ(report.generation(), 0u);
+  Hold();
+}
 
 TEST_F(StoreAgentTest, LeavesAtOnceWhereNothingIsHeld) {
   EXPECT_TRUE(agent_.AwaitLeave(absl::InfiniteDuration()));
