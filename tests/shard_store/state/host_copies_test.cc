@@ -1,4 +1,6 @@
 // Jobs that have replicas: copies between stores, digests.
+#include <algorithm>
+
 #include "tests/shard_store/state/host_fixture.h"
 
 namespace zeroshard::store {
@@ -13,9 +15,10 @@ INSTANTIATE_TEST_SUITE_P(In, EachHostCopies, testing::Bool(), [](const auto& inf
   return std::string(info.param ? "Disk" : "Memory");
 });
 
-TEST_P(EachHostCopies, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
-  TestStore first, second;
-  TestJob job("run-1", {.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()});
+// One step on a store, then a second store beside it, and a step on both.
+void CopyAndGoOn(const JobShape& shape, int64_t chunk_elements) {
+  TestStore first(kPlenty, kPlenty, chunk_elements), second(kPlenty, kPlenty, chunk_elements);
+  TestJob job("run-1", shape, chunk_elements);
   job.SetStores(2, 2, 1);
   job.Tell(&first);
   job.WaitForStep(&first, 0);
@@ -61,6 +64,21 @@ TEST_P(EachHostCopies, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
   ASSERT_EQ(b.chunk_digests_size(), static_cast<int>(job.chunks_.size()));
   EXPECT_THAT(b.chunk_digests(), testing::Contains(testing::Ne(0u)));
   EXPECT_THAT(a.chunk_digests(), testing::ElementsAreArray(b.chunk_digests()));
+}
+
+TEST_P(EachHostCopies, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
+  CopyAndGoOn({.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()}, kChunk);
+}
+
+TEST_P(EachHostCopies, AChunkOfOneElementIsHeldAndUpdatedAndCopiedAndPulled) {
+  const JobShape shape{.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()};
+  const ModelTable model = MakeModel(MakeSpec(shape));
+  const int64_t elements = AllButOneOfTheBlock(model);
+  const std::map<uint32_t, Chunk> chunks = AllChunks(model, elements);
+  ASSERT_TRUE(std::any_of(chunks.begin(), chunks.end(), [](const auto& entry) {
+    return entry.second.size() == 1 && entry.second.trained;
+  }));
+  CopyAndGoOn(shape, elements);
 }
 
 TEST_P(EachHostCopies, TwoStoresCopyFromEachOtherAtOnce) {

@@ -60,14 +60,15 @@ class Reports {
 
 // A store with what it says and how it reaches others.
 struct TestStore {
-  explicit TestStore(uint64_t memory_limit = kPlenty, uint64_t nvme_limit = kPlenty) {
+  explicit TestStore(uint64_t memory_limit = kPlenty, uint64_t nvme_limit = kPlenty,
+                     int64_t chunk_elements = kChunk) {
     StoreHostOptions options;
     options.memory_limit = memory_limit;
     options.nvme_limit = nvme_limit;
     if (nvme_limit != 0) options.nvme_dir = disk.path();
     options.threads = 2;
     options.files = &files;
-    options.chunk_elements = kChunk;
+    options.chunk_elements = chunk_elements;
     options.on_report = [this](const v1::StoreReport& report) { reports.Add(report); };
     options.connect_peer = [this](const v1::StoreMap::Store& peer, const v1::BulkHello& hello) {
       return connect(peer, hello);
@@ -129,11 +130,12 @@ inline absl::Status LocalPeer::Read(const v1::StateVersion& version, uint32_t ch
 // A job as its coordinator and one rank have it.
 class TestJob {
  public:
-  explicit TestJob(const std::string& run_id, const JobShape& shape = {})
+  explicit TestJob(const std::string& run_id, const JobShape& shape = {},
+                   int64_t chunk_elements = kChunk)
       : shape_(shape),
         spec_(MakeSpec(shape)),
         model_(MakeModel(spec_)),
-        chunks_(AllChunks(model_, kChunk)),
+        chunks_(AllChunks(model_, chunk_elements)),
         reference_(model_, shape) {
     next_.set_term(1);
     next_.set_run_id(run_id);

@@ -95,6 +95,9 @@ inline std::map<uint32_t, Chunk> AllChunks(const ModelTable& model, int64_t chun
   return chunks;
 }
 
+// So many that the block's last chunk has one element.
+inline int64_t AllButOneOfTheBlock(const ModelTable& model) { return model.units[1].length - 1; }
+
 inline v1::StepDecision Decision(uint64_t step, bool skip = false) {
   v1::StepDecision decision;
   decision.set_epoch(1);
