@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <functional>
@@ -139,6 +140,13 @@ class MemoryStores {
     std::lock_guard lock(mutex_);
     return pushed_[rank];
   }
+  // False: after a while it has not pushed as many.
+  bool WaitForPushed(int rank, uint64_t bytes) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20),
+                             [&] { return !failed_.ok() || pushed_[rank] >= bytes; }) &&
+           failed_.ok();
+  }
   uint64_t pulled(int rank) {
     std::lock_guard lock(mutex_);
     return pulled_[rank];
@@ -232,6 +240,7 @@ class MemoryStores {
     }
     ops_->Convert(data, dtype_, end - begin, unit.gradient.data() + begin, DType::kF32);
     pushed_[rank] += static_cast<uint64_t>(end - begin) * SizeOf(dtype_);
+    changed_.notify_all();
     return absl::OkStatus();
   }
 
