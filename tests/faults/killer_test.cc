@@ -56,7 +56,8 @@ void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 constexpr int kMostKills = 5;
 constexpr int kMostOfOne = 3;
 constexpr int kMostWithoutAStep = 3;
-// So many seeds in a row plan each moment and each role at least twice.
+// So many seeds in a row plan each moment and each role at least twice; a worker stands for rank 0
+// while nobody has it.
 constexpr uint64_t kRunsThatCover = 9;
 
 // What a run's first kill hits; those after it are left to chance.
