@@ -115,7 +115,8 @@ int main(int argc, char** argv) {
   app.add_option(
          "--shutdown-grace", shutdown_grace,
          "Seconds that the jobs whose chunks are here alone have to write a checkpoint when "
-         "this store is told to leave (SIGTERM, SIGINT). 0: it leaves at once.")
+         "this store is told to leave (SIGTERM, SIGINT). 0: it leaves at once. Give the process "
+         "15 s more than this before it is killed")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   bool go_on = false;
