@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/checksum.h"
+#include "common/descriptor.h"
 #include "common/files.h"
 #include "common/random_id.h"
 #include "common/status_macros.h"
@@ -60,21 +61,6 @@ bool IsName(absl::string_view name) {
   return std::all_of(name.begin(), name.end(),
                      [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 absl::Status Strange(const std::string& path, absl::string_view why) {
   return absl::FailedPreconditionError(absl::StrCat(path, " is no region of this user's: ", why));

@@ -12,10 +12,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/checkpoint/reader.h"
+#include "common/descriptor.h"
 #include "common/files.h"
 #include "common/plan/model_table.h"
 #include "common/status_macros.h"
-#include "coordinator/service/descriptor.h"
 #include "google/protobuf/util/message_differencer.h"
 
 namespace zeroshard::coordinator {

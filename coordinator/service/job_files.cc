@@ -13,10 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/checkpoint/file_system.h"
+#include "common/descriptor.h"
 #include "common/files.h"
 #include "common/log.h"
 #include "common/spec/history_line.h"
-#include "coordinator/service/descriptor.h"
 
 namespace zeroshard::coordinator {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/descriptor.h"
 #include "common/files.h"
-#include "coordinator/service/descriptor.h"
 #include "nlohmann/json.hpp"
 
 namespace zeroshard::coordinator {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/descriptor.h"
 #include "common/files.h"
 #include "common/log.h"
 #include "common/random_id.h"
@@ -26,20 +27,6 @@ namespace {
 
 constexpr char kPrefix[] = "zeroshard-";
 constexpr char kSuffix[] = ".chunks";
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 absl::Status LockFolder(int fd, const std::string& dir, absl::Duration timeout) {
   const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
@@ -78,7 +65,7 @@ absl::Status RemoveUnheld(const std::string& dir) {
   closedir(folder);
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(dir, "/", name);
-    const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     struct stat info;
     if (file.get() < 0 || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
     if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;  // its store lives
@@ -107,7 +94,7 @@ absl::Status CheckRunId(const std::string& run_id) {
 }  // namespace
 
 absl::Status RemoveStaleFiles(const std::string& dir, absl::Duration timeout) {
-  const Fd folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0) return ErrnoError(errno, "open the folder", dir);
   ZS_RETURN_IF_ERROR(LockFolder(folder.get(), dir, timeout));
   return RemoveUnheld(dir);
@@ -118,7 +105,7 @@ absl::StatusOr<std::shared_ptr<DirectFile>> CreateChunkFile(const std::string& d
                                                             DiskHook* hook,
                                                             absl::Duration timeout) {
   ZS_RETURN_IF_ERROR(CheckRunId(run_id));
-  const Fd folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0) return ErrnoError(errno, "open the folder", dir);
   ZS_RETURN_IF_ERROR(LockFolder(folder.get(), dir, timeout));
   ZS_RETURN_IF_ERROR(RemoveUnheld(dir));

@@ -10,19 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/descriptor.h"
 
 namespace zeroshard {
-namespace {
-
-// Closes a descriptor at the end of its scope.
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) close(fd);
-  }
-};
-
-}  // namespace
 
 absl::Status FileError(int error, const std::string& what, const std::string& path) {
   const std::string message = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
@@ -40,17 +30,17 @@ absl::Status FileError(int error, const std::string& what, const std::string& pa
 
 absl::StatusOr<FileBytes> FileBytes::Open(const std::string& path, int64_t map_from) {
   // Non-blocking, so that a pipe of that name cannot hang the open.
-  const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) return FileError(errno, "open", path);
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) return FileError(errno, "open", path);
   struct stat info;
-  if (fstat(file.fd, &info) != 0) return FileError(errno, "look at", path);
+  if (fstat(file.get(), &info) != 0) return FileError(errno, "look at", path);
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   FileBytes result;
   result.size_ = info.st_size;
   if (result.size_ > 0 && result.size_ >= map_from) {
-    void* map = mmap(nullptr, result.size_, PROT_READ, MAP_SHARED, file.fd, 0);
+    void* map = mmap(nullptr, result.size_, PROT_READ, MAP_SHARED, file.get(), 0);
     if (map == MAP_FAILED) return FileError(errno, "map", path);
     result.map_ = map;
     return result;
@@ -58,7 +48,7 @@ absl::StatusOr<FileBytes> FileBytes::Open(const std::string& path, int64_t map_f
   result.copy_.resize(result.size_);
   int64_t done = 0;
   while (done < result.size_) {
-    const ssize_t n = pread(file.fd, result.copy_.data() + done, result.size_ - done, done);
+    const ssize_t n = pread(file.get(), result.copy_.data() + done, result.size_ - done, done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(errno, "read", path);
     if (n == 0) {

@@ -134,7 +134,7 @@ TEST(Evaluation, AfterTheLastStepItIsGivenUpInTheEnd) {
   h.TrainTo("a", kSteps);
   h.Exit("worker-0", 0, 9);
   h.Pump();
-  const v1::TimeoutSpec& limits = h.Spec("a", 1).timeouts();
+  const v1::TimeoutSpec limits = h.Spec("a", 1).timeouts();
   h.AdvanceBeating(absl::Seconds(limits.start_seconds() + limits.step_seconds() + 301),
                    {"worker-1", "store-0"});
   h.Pump();

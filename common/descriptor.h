@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
-namespace zeroshard::coordinator {
+#include <utility>
+
+namespace zeroshard {
 
 class Descriptor {
  public:
@@ -14,9 +16,11 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
+  // Whoever calls it closes it.
+  int release() { return std::exchange(fd_, -1); }
 
  private:
-  const int fd_;
+  int fd_;
 };
 
-}  // namespace zeroshard::coordinator
+}  // namespace zeroshard
