@@ -261,8 +261,10 @@ TEST_P(MemorySnapshotTest, AStateGivesBackAllItsMemoryThoughAWriteDoesNotReturn)
   EXPECT_EQ(world_->budget_.used(), 0u);
   EXPECT_EQ(state()->usage().chunks(), 0u);
   EXPECT_TRUE(absl::IsInvalidArgument(state()->Parameters(0, 0, 1).status()));
+  EXPECT_GT(world_->writing_.used(), 0u);
   files_.Open();
   EXPECT_NE(report.get().problem(), "");
+  EXPECT_EQ(world_->writing_.used(), 0u);
 }
 
 TEST_P(SnapshotTest, ADiskThatFailsIsReportedAndTrainingGoesOn) {

@@ -32,6 +32,7 @@ class World {
     options_.chunks = chunks_;
     options_.digests = digests;
     options_.budget = &budget_;
+    options_.writing = &writing_;
     options_.pool = &pool_;
     if (shape.nvme) options_.nvme = disk_.Options();
     auto state = JobState::Create(options_);
@@ -111,6 +112,7 @@ class World {
   const ModelTable model_;
   const std::map<uint32_t, Chunk> chunks_;
   MemoryBudget budget_;
+  MemoryBudget writing_{uint64_t{1} << 30};  // what writes snapshots has its own, as in a store
   SmallDisk disk_;
   TaskPool pool_;
   Reference reference_;
