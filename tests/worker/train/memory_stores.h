@@ -143,9 +143,9 @@ class MemoryStores {
   // False: after a while it has not pushed as many.
   bool WaitForPushed(int rank, uint64_t bytes) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(20),
-                             [&] { return !failed_.ok() || pushed_[rank] >= bytes; }) &&
-           failed_.ok();
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] {
+      return !failed_.ok() || pushed_[rank] >= bytes;
+    }) && failed_.ok();
   }
   uint64_t pulled(int rank) {
     std::lock_guard lock(mutex_);
