@@ -449,6 +449,9 @@ void BulkStream::MaybeFinish() {
     StartWrite(&outgoing_);
     return;
   }
+  // Who hears the reason cancels. gRPC's call may never end where it is finished while frames wait
+  // for a peer that reads nothing, not even by a cancellation after it; cancelled first it does.
+  if (saying_why_ && session_ != nullptr && !cancelled_ && !read_ended_) return;
   finished_ = true;
   Finish(ToGrpcStatus(absl::Status(end_.code(), end_.message().substr(0, kMostStatusText))));
 }

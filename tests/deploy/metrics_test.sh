@@ -46,9 +46,12 @@ scrape() {
 
 readonly DAEMONS=(coordinator worker-0 worker-1 store-0 store-1)
 deadline=$((SECONDS + 90))
-# The third is not committed before every store has applied the second.
-until scrape coordinator 2>/dev/null |
-  grep -qE '^zeroshard_job_committed_step\{.*\} ([3-9]|[1-9][0-9]+)$'; do
+# The third is not committed before every store has applied the second. Members are counted twice a
+# second.
+until scrape coordinator >"$scratch/coordinator" 2>/dev/null &&
+  grep -qE '^zeroshard_job_committed_step\{.*\} ([3-9]|[1-9][0-9]+)$' "$scratch/coordinator" &&
+  grep -E '^zeroshard_coordinator_members\{.*state="running"' "$scratch/coordinator" |
+  awk '$NF > 0 {++kinds} END {exit kinds < 2}'; do
   kill -0 "$local_pid" 2>/dev/null || {
     cat "$scratch/log" >&2
     complain "'zeroshard local' ended before the job had run three steps"
@@ -56,7 +59,7 @@ until scrape coordinator 2>/dev/null |
   }
   ((SECONDS < deadline)) || {
     cat "$scratch/log" "$scratch"/work/logs/* >&2
-    complain "three steps were not committed in 90 s"
+    complain "three steps were not committed, or no worker and no store counted as running, in 90 s"
     finish
   }
   sleep 0.2
