@@ -20,7 +20,7 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads
   backend.open_data = TokenDataset::Open;
   backend.make_device = MakeCpuDevice;
   backend.make_ops = [threads] { return MakeCpuOps(threads); };
-  backend.make_communicator = [](const GlooOptions& options, Rendezvous* rendezvous,
+  backend.make_communicator = [](const CommunicatorOptions& options, Rendezvous* rendezvous,
                                  Device* device) {
     return MakeGlooCommunicator(options, rendezvous, device);
   };

@@ -24,7 +24,7 @@ struct WorkerBackend {
       open_data;
   std::function<std::unique_ptr<Device>()> make_device;
   std::function<std::unique_ptr<Ops>()> make_ops;
-  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const GlooOptions&, Rendezvous*,
+  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&, Rendezvous*,
                                                               Device*)>
       make_communicator;
   // Of offloaded jobs: the shard stores.

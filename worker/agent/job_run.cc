@@ -256,7 +256,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   if (parts->eval_data != nullptr) {
     ZS_RETURN_IF_ERROR(CompareData("eval.data", parts->eval_data.get(), &rendezvous));
   }
-  GlooOptions options;
+  CommunicatorOptions options;
   options.rank = static_cast<int>(assign_.rank());
   options.size = static_cast<int>(assign_.world_size());
   options.host = context_.host;

@@ -1,7 +1,7 @@
-// Collectives behind one interface. Every operation is enqueued on the communicator's own stream
-// and returns an event, so that it overlaps with compute; all ranks must enqueue the same
-// operations in the same order. An operation starts after `after` is complete. Errors (in the
-// event's status):
+// Collectives behind one interface, over memory of the device. Every operation is enqueued on the
+// communicator's own stream and returns an event, so that it overlaps with compute; all ranks must
+// enqueue the same operations in the same order. An operation starts after `after` is complete.
+// Errors (in the event's status):
 //   DEADLINE_EXCEEDED  the wait took longer than the timeout; UNAVAILABLE a peer is gone;
 //   ABORTED            Abort() was called; each names operation, unit, step, phase and peer.
 // After an error the communicator is unusable and every further event carries an error at once.
@@ -99,6 +99,9 @@ class Communicator {
                      const Event& after = {}) = 0;
   virtual Event Barrier(const CollectiveInfo& info) = 0;
 
+  // AllGather of `bytes` a rank in host memory; waits. For what ranks tell each other.
+  virtual absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) = 0;
+
   // Any thread: every pending and later operation ends with ABORTED and this reason, promptly.
   virtual void Abort(const std::string& reason) = 0;
   virtual const TrafficCounters& traffic() const = 0;
@@ -116,7 +119,7 @@ class Rendezvous {
   virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) = 0;
 };
 
-struct GlooOptions {
+struct CommunicatorOptions {
   int rank = 0;
   int size = 1;
   std::string host;  // address or name of the interface to listen on; empty: this host's
@@ -127,12 +130,15 @@ struct GlooOptions {
   const std::atomic<bool>* cancelled = nullptr;
   // Not null: of an operation's wait only what this counts is held against its timeout.
   std::shared_ptr<const Presence> presence = nullptr;
+  // Sums in rank order, the same bits for any world size. Gloo's always are.
+  bool deterministic = true;
 };
 
-// Full mesh over TCP. Connects before it returns. UNAVAILABLE or DEADLINE_EXCEEDED name the ranks
-// that did not come; ABORTED: options.cancelled. A single rank needs no network.
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device);
+// Full mesh over TCP, over host memory: of a device that is not the host, through
+// StagedCommunicator (staged_communicator.h). Connects before it returns. UNAVAILABLE or
+// DEADLINE_EXCEEDED name the ranks that did not come; ABORTED: options.cancelled. A single rank
+// needs no network.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device);
 
 }  // namespace zeroshard

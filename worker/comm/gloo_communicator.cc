@@ -23,7 +23,7 @@ absl::Status Prefixed(const std::string& what, const absl::Status& status) {
 
 }  // namespace
 
-GlooCommunicator::GlooCommunicator(const GlooOptions& options, const GlooTuning& tuning,
+GlooCommunicator::GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning,
                                    std::unique_ptr<Mesh> mesh, Device* device)
     : rank_(options.rank),
       size_(options.size),
@@ -166,7 +166,7 @@ void GlooCommunicator::Abort(const std::string& reason) {
   });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
                                                                    const GlooTuning& tuning,
                                                                    Rendezvous* rendezvous,
                                                                    Device* device) {
@@ -191,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOpt
   return std::make_unique<GlooCommunicator>(options, tuning, std::move(mesh), device);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
                                                                    Rendezvous* rendezvous,
                                                                    Device* device) {
   return MakeGlooCommunicator(options, GlooTuning{}, rendezvous, device);

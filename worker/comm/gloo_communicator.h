@@ -27,7 +27,7 @@ struct GlooTuning {
   int64_t scratch_elements = 24 * 512 * 1024;  // of all peers; pieces get smaller beyond
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const GlooOptions& options,
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
                                                                    const GlooTuning& tuning,
                                                                    Rendezvous* rendezvous,
                                                                    Device* device);
@@ -37,7 +37,7 @@ class Messages;
 class GlooCommunicator : public Communicator {
  public:
   // `mesh` is null where size is 1.
-  GlooCommunicator(const GlooOptions& options, const GlooTuning& tuning, std::unique_ptr<Mesh> mesh,
+  GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning, std::unique_ptr<Mesh> mesh,
                    Device* device);
   // Pending operations end with ABORTED. Waits for events that they were told to start after.
   ~GlooCommunicator() override;

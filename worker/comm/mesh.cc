@@ -40,7 +40,7 @@ std::chrono::milliseconds Millis(absl::Duration duration) {
 
 }  // namespace
 
-Mesh::Mesh(const GlooOptions& options)
+Mesh::Mesh(const CommunicatorOptions& options)
     : rank_(options.rank),
       size_(options.size),
       host_(options.host),
@@ -61,7 +61,7 @@ Mesh::~Mesh() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Connect(const GlooOptions& options,
+absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Connect(const CommunicatorOptions& options,
                                                     Rendezvous* rendezvous) {
   // The transport writes to sockets whose other end may be gone.
   std::signal(SIGPIPE, SIG_IGN);

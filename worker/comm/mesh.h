@@ -44,7 +44,7 @@ class Mesh {
   // Publishes this rank's addresses, waits for the others', connects to each, and exchanges a
   // greeting that proves who is on the line, all within options.connect_timeout.
   // DEADLINE_EXCEEDED or UNAVAILABLE name the ranks that did not come; ABORTED: options.cancelled.
-  static absl::StatusOr<std::unique_ptr<Mesh>> Connect(const GlooOptions& options,
+  static absl::StatusOr<std::unique_ptr<Mesh>> Connect(const CommunicatorOptions& options,
                                                        Rendezvous* rendezvous);
   ~Mesh();  // closes
 
@@ -59,7 +59,7 @@ class Mesh {
                         int64_t bytes);
 
   // Every AwaitAll between Begin and End ends `timeout` after Begin, or earlier; later where
-  // GlooOptions::presence says so.
+  // CommunicatorOptions::presence says so.
   void Begin(absl::Duration timeout);
   void End();
   // Returns when all have completed. DEADLINE_EXCEEDED names the peers whose messages are missing;
@@ -88,7 +88,7 @@ class Mesh {
     std::array<char, 244> text{};
   };
 
-  explicit Mesh(const GlooOptions& options);
+  explicit Mesh(const CommunicatorOptions& options);
   absl::Status CreatePairs();
   absl::Status ExchangeAddresses(Rendezvous* rendezvous, Clock::time_point deadline);
   absl::Status ConnectPairs();

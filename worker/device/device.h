@@ -68,16 +68,21 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// A queue of work that runs in order. On the CPU a stream is a host thread, except the compute
-// stream of a device, whose work runs inline on the caller's thread. Thread-safe.
+// A queue of work that runs in order: copies here, kernels through Ops, collectives through a
+// Communicator. On the CPU the compute stream of a device runs inline on the caller's thread, and
+// every other one is a host thread (host_stream.h). Thread-safe.
 class Stream {
  public:
   virtual ~Stream() = default;
-  // Runs `work` after everything enqueued before it; the event carries its status. Work that
-  // follows a failed one still runs: whoever waits decides.
-  virtual Event Enqueue(std::function<absl::Status()> work) = 0;
-  // What is enqueued after this waits for `event` first.
-  virtual void WaitFor(const Event& event) = 0;
+  // Copies `bytes` after everything enqueued before it and after `after`; each side is memory of
+  // the device or of the host, and stays as it is until the event is done. Where `after` failed
+  // nothing is copied, and the event has its error.
+  virtual Event Copy(void* to, const void* from, size_t bytes, const Event& after = {}) = 0;
+  // What is enqueued after this waits for `event` first, failed or not. The error of an event that
+  // is known to have failed; OK also while it is under way. May block the caller where the event is
+  // the host's.
+  virtual absl::Status WaitFor(const Event& event) = 0;
+  // All that was enqueued so far; its status is the first error of that since the last Record.
   virtual Event Record() = 0;
 };
 
@@ -86,10 +91,22 @@ class Device {
   virtual ~Device() = default;
   // RESOURCE_EXHAUSTED names the bytes asked, those in use and the kind. Memory is zeroed.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) = 0;
+  // Host memory that Stream::Copy moves at full speed and that collectives and stores may write to
+  // (pinned, where the device is not the host), zeroed. Not counted in memory(): it is the host's.
+  virtual absl::StatusOr<Buffer> AllocateHost(size_t bytes) = 0;
+  // The stream that Ops work on. Lives as long as the device.
+  virtual Stream* compute() = 0;
   virtual std::unique_ptr<Stream> NewStream(const std::string& name) = 0;
+  // Whether the host may read and write memory of the device.
+  virtual bool is_host() const = 0;
   virtual const MemoryAccounting& memory() const = 0;
-  virtual std::string name() const = 0;  // "cpu"
+  virtual std::string name() const = 0;  // "cpu", "cuda:0"
 };
+
+// Copies on the compute stream, after what was enqueued there before, and waits for it.
+inline absl::Status CopyAndWait(Device* device, void* to, const void* from, size_t bytes) {
+  return device->compute()->Copy(to, from, bytes).Wait();
+}
 
 std::unique_ptr<Device> MakeCpuDevice();
 

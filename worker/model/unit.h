@@ -28,6 +28,7 @@ class GradientSink {
   virtual absl::Status Done(int64_t begin, int64_t end) = 0;
 };
 
+// Arrays in device memory.
 struct MicroBatch {
   int64_t batch = 0;                 // sequences
   const int32_t* tokens = nullptr;   // [batch, T]
@@ -90,30 +91,26 @@ class EmbeddingUnit {
   // parameters.
   virtual absl::Status Backward(const UnitContext& ctx, const MicroBatch& mb, const void* dy,
                                 int32_t* ids, void* rows, GradientSink* sink) = 0;
-  // Inference: y [rows, C] of the tokens at positions [past, past + rows). INVALID_ARGUMENT for a
-  // position beyond gpt2's table or a token that is not in the vocabulary.
+  // Inference: y [rows, C] of the tokens (device memory, all in the vocabulary) at positions [past,
+  // past + rows). INVALID_ARGUMENT for a position beyond gpt2's table.
   virtual absl::Status Decode(const UnitContext& ctx, const void* params, int64_t past,
                               int64_t rows, const int32_t* tokens, void* y) = 0;
-};
-
-struct LossResult {
-  double loss = 0;     // summed over the tokens that count, in fp64, in order of position
-  int64_t tokens = 0;  // that count
 };
 
 class HeadUnit {
  public:
   virtual ~HeadUnit() = default;
-  // Loss only. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
+  // Loss only, added to *loss (device memory): of the tokens that count, in fp64, in order of
+  // position. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
   virtual absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
-                            const MicroBatch& mb, const void* x, LossResult* result) = 0;
+                            const MicroBatch& mb, const void* x, double* loss) = 0;
   // Loss and the gradient of the summed loss: dx [mb*T, C] (not x), the norm's gradients through
   // `sink`, the head matrix's through `head_sink` in row blocks whose element range in that unit's
   // flat vector starts at head_offset (the same sink and unit when untied).
   virtual absl::Status LossAndBackward(const UnitContext& ctx, const void* params,
                                        const void* lm_head, const MicroBatch& mb, const void* x,
                                        void* dx, GradientSink* sink, GradientSink* head_sink,
-                                       int64_t head_offset, LossResult* result) = 0;
+                                       int64_t head_offset, double* loss) = 0;
   // Inference: the fp32 logits [rows, V] of x [rows, C].
   virtual absl::Status Logits(const UnitContext& ctx, const void* params, const void* lm_head,
                               int64_t rows, const void* x, float* logits) = 0;

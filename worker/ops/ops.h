@@ -3,10 +3,13 @@
 // tensors are of the job's compute type (`dtype`: fp32 or bf16), statistics and losses are fp32,
 // and sums are accumulated in fp32. Every result is the same for any thread count. One instance
 // serves one thread at a time (it owns that rank's scratch memory); instances are independent.
+//
+// Calls are work of the device's compute stream, in order: on a device that is not the host they
+// return before it is done, and an error of the device itself is that stream's (Stream::Record). A
+// host reads a result through Stream::Copy and its event.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -14,6 +17,7 @@
 #include "absl/types/span.h"
 #include "common/kernels/adamw.h"
 #include "common/types.h"
+#include "worker/device/device.h"
 #include "worker/ops/norm_accumulator.h"
 
 namespace zeroshard {
@@ -67,6 +71,25 @@ struct CachedAttentionArgs {
   const void* v = nullptr;
   int64_t past = 0, rows = 0, heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::kF32;
+};
+
+// What a micro-batch comes to, in device memory until the host reads it.
+struct MicroBatchSums {
+  double loss = 0;         // of its tokens, in order of position
+  NormAccumulator inputs;  // of its gradient by the embedding's output
+};
+
+// The sums of a table's rows on a rank that owns elements [begin, end) of the table [_, cols]: fp32
+// accumulators for the rows that were touched, in device memory. All zero bytes but slots (all -1)
+// is a sum of nothing.
+struct RowSums {
+  int64_t begin = 0, end = 0, cols = 0;
+  int64_t capacity = 0;        // rows that `sums` has room for
+  int32_t* slots = nullptr;    // [rows that [begin, end) touches]: where a row is in sums; -1
+  int32_t* touched = nullptr;  // [capacity]: the row of each slot that is in use
+  int32_t* count = nullptr;    // [1]: slots in use
+  float* sums = nullptr;       // [capacity, cols]
+  int64_t first_row() const { return cols > 0 ? begin / cols : 0; }
 };
 
 class Ops {
@@ -125,13 +148,12 @@ class Ops {
   // Inference: out [rows, H*D] of type args.dtype; scores, softmax and sums are fp32.
   virtual absl::Status CachedAttention(const CachedAttentionArgs& args, void* out) = 0;
 
-  // Plain copies and fills. Here for host memory; a device backend overrides them.
-  virtual void Copy(void* to, const void* from, size_t bytes) {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  }
-  virtual void Zero(void* to, size_t bytes) {
-    if (bytes > 0) std::memset(to, 0, bytes);
-  }
+  // Within the device's memory.
+  virtual void Copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void Zero(void* to, size_t bytes) = 0;
+  // `rows` rows of `bytes` each, whose starts lie to_stride and from_stride bytes apart.
+  virtual void CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                        int64_t rows, int64_t bytes) = 0;
 
   // y = a + b (y may be a or b).
   virtual void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) = 0;
@@ -169,17 +191,43 @@ class Ops {
                      float* master, float* exp_avg, float* exp_avg_sq, void* param,
                      DType param_type) = 0;
 
-  // Adds the squares of x to `acc` (worker/ops/norm_accumulator.h): x starts at a multiple of 64
-  // elements of its unit's flat vector. A non-finite element sets acc->nonfinite.
+  // sum += the losses [rows] of the rows whose target is not -1, in order, in fp64.
+  virtual void AddLosses(const float* losses, const int32_t* targets, int64_t rows,
+                         double* sum) = 0;
+
+  // x[i] = fp32(wire(x[i])), in place.
+  virtual void RoundInPlace(float* x, int64_t n, DType wire) = 0;
+  // gradient[i] = wire(gradient[i] + wire(sum[i])), which is kept as gradient_type.
+  virtual void AddRounded(const void* sum, DType sum_type, int64_t n, DType wire, void* gradient,
+                          DType gradient_type) = 0;
+
+  // Rows of a table [_, cols], by distinct ids in rising order that -1 ends before n.
+  // table[ids[i]] = rows[i], both of dtype.
+  virtual void ScatterRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols,
+                           DType dtype, void* table) = 0;
+  // table[ids[i]] += rows[i], in fp32.
+  virtual void AccumulateRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols,
+                              DType dtype, float* table) = 0;
+  // The same into sums.sums, as far as this rank owns it; a row that is touched for the first time
+  // gets a slot. There must be room.
+  virtual void FoldRows(const RowSums& sums, const int32_t* ids, const void* rows, int64_t n,
+                        DType dtype) = 0;
+  // AddRounded of every touched row's sum to `gradient`, which starts at element sums.begin.
+  virtual void JoinRows(const RowSums& sums, DType wire, void* gradient, DType gradient_type) = 0;
+  // A sum of nothing again.
+  virtual void ClearRows(const RowSums& sums) = 0;
+
+  // Adds the squares of x to `acc` (worker/ops/norm_accumulator.h), in device memory: x starts at a
+  // multiple of 64 elements of its unit's flat vector. A non-finite element sets acc->nonfinite.
   virtual void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc) = 0;
 
   // Instruction set, product library and version: jobs that must be bit-identical compare it.
   virtual std::string Fingerprint() const = 0;
-  // Seconds this instance spent in matrix products.
+  // Seconds this instance spent in matrix products; 0 where the device does not tell.
   virtual double MatmulSeconds() const = 0;
 };
 
-// `threads`: OpenMP threads of one call.
+// `threads`: OpenMP threads of one call. For memory of the host.
 std::unique_ptr<Ops> MakeCpuOps(int threads);
 
 }  // namespace zeroshard

@@ -44,9 +44,11 @@ class StateStore {
   virtual Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
                      const Event& after = {}) = 0;
 
-  // Elements [begin, end) of the parameters after `step`, in the compute type, into `out`. Waits
-  // until the stores have that version. Frozen units: of any version.
-  virtual Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) = 0;
+  // Elements [begin, end) of the parameters after `step`, in the compute type, into `out`, which is
+  // not touched before `after` is done. Waits until the stores have that version. Frozen units: of
+  // any version.
+  virtual Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+                     const Event& after = {}) = 0;
 
   // Rank 0 alone, when every rank's pushes of the step are done: the step becomes durable.
   // `next_sample`: position in the run's order of the next step's first one; `samples`: that the

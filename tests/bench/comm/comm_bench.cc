@@ -97,7 +97,7 @@ void RunRank(int rank, int size, int64_t elements, int rounds, const std::string
   FileRendezvous rendezvous(folder);
   auto device = MakeCpuDevice();
   auto made = MakeGlooCommunicator(
-      GlooOptions{rank, size, "127.0.0.1", absl::Seconds(20), absl::Seconds(60)}, &rendezvous,
+      CommunicatorOptions{rank, size, "127.0.0.1", absl::Seconds(20), absl::Seconds(60)}, &rendezvous,
       device.get());
   Must(made.status());
   Communicator& comm = **made;

@@ -231,7 +231,7 @@ void RunRank(const Options& options, const v1::JobSpec& spec, const bench::Store
   std::unique_ptr<Device> device = MakeCpuDevice();
   std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
   FileRendezvous rendezvous(folder);
-  GlooOptions gloo;
+  CommunicatorOptions gloo;
   gloo.rank = rank;
   gloo.size = ranks;
   gloo.host = "127.0.0.1";

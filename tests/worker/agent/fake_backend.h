@@ -25,7 +25,7 @@ struct FakeTraining {
   // Called with what the trainer is made from, while that is there.
   std::function<void(const TrainerOptions&)> on_create = [](const TrainerOptions&) {};
   // Called with how the ranks connect.
-  std::function<void(const GlooOptions&)> on_connect = [](const GlooOptions&) {};
+  std::function<void(const CommunicatorOptions&)> on_connect = [](const CommunicatorOptions&) {};
   // Called with how each data set is opened.
   std::function<void(const v1::DataSpec&, const DatasetOptions&)> on_open =
       [](const v1::DataSpec&, const DatasetOptions&) {};
@@ -56,7 +56,7 @@ struct FakeTraining {
   }
 
   // Connecting, which ends with the timeout or when it is cancelled.
-  absl::Status WaitForPeers(const GlooOptions& options) {
+  absl::Status WaitForPeers(const CommunicatorOptions& options) {
     std::unique_lock<std::mutex> lock(mutex);
     const auto end =
         std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(options.connect_timeout);
@@ -200,7 +200,7 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
   };
   backend.make_device = MakeCpuDevice;
   backend.make_ops = [] { return std::unique_ptr<Ops>(); };
-  backend.make_communicator = [training](const GlooOptions& options, Rendezvous* rendezvous,
+  backend.make_communicator = [training](const CommunicatorOptions& options, Rendezvous* rendezvous,
                                          Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);
     if (!put.ok()) return put;

@@ -69,7 +69,7 @@ TEST_F(OffloadRunTest, TheTrainerGetsTheStoresAndWhereToGoOn) {
 
 TEST_F(OffloadRunTest, ItsWaitsCountNoTimeInWhichTheCoordinatorIsAway) {
   std::shared_ptr<const Presence> ranks, stores;
-  training_.on_connect = [&](const GlooOptions& options) { ranks = options.presence; };
+  training_.on_connect = [&](const CommunicatorOptions& options) { ranks = options.presence; };
   training_.on_open_store = [&](const StoreClientOptions& options) {
     stores = options.presence;
     return absl::OkStatus();

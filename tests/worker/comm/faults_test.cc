@@ -38,7 +38,7 @@ double SecondsOf(const std::function<void()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-GlooOptions Options(int rank, int size, absl::Duration connect, absl::Duration operation) {
+CommunicatorOptions Options(int rank, int size, absl::Duration connect, absl::Duration operation) {
   return {rank, size, "127.0.0.1", connect, operation};
 }
 
@@ -102,7 +102,7 @@ TEST(Connect, TwoProcessesForOneRankAreRefused) {
 TEST(Connect, AHostThatIsNotThisOneIsRefused) {
   MemoryRendezvous rendezvous;
   auto device = MakeCpuDevice();
-  GlooOptions options = Options(0, 2, kShort, kShort);
+  CommunicatorOptions options = Options(0, 2, kShort, kShort);
   options.host = "192.0.2.1";  // reserved for documentation
   const absl::Status status = MakeGlooCommunicator(options, &rendezvous, device.get()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -116,7 +116,7 @@ TEST(Connect, AnInterfaceMayBeNamedAndTheHostLeftOut) {
     std::vector<std::thread> threads;
     for (int r = 0; r < 2; ++r) {
       threads.emplace_back([&, r] {
-        GlooOptions options = Options(r, 2, absl::Seconds(10), absl::Seconds(10));
+        CommunicatorOptions options = Options(r, 2, absl::Seconds(10), absl::Seconds(10));
         options.host = host;
         auto made = MakeGlooCommunicator(options, &rendezvous, device.get());
         ASSERT_TRUE(made.ok()) << made.status();
@@ -174,7 +174,7 @@ TEST(Connect, ACancellationEndsItPromptlyWhileAPeerDoesNotConnect) {
     std::vector<std::thread> threads;
     for (int r = 0; r < 3; ++r) {
       threads.emplace_back([&, r] {
-        GlooOptions options = Options(r, 3, absl::Minutes(5), kShort);
+        CommunicatorOptions options = Options(r, 3, absl::Minutes(5), kShort);
         options.cancelled = &cancelled;
         Rendezvous* meet = &rendezvous;
         if (r == stuck) meet = &stall;

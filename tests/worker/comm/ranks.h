@@ -30,7 +30,7 @@ class Ranks {
     std::vector<absl::Status> statuses(size);
     Each([&](int rank) {
       auto made =
-          MakeGlooCommunicator(GlooOptions{rank, size, "127.0.0.1", options.connect_timeout,
+          MakeGlooCommunicator(CommunicatorOptions{rank, size, "127.0.0.1", options.connect_timeout,
                                            options.operation_timeout, nullptr, options.presence},
                                options.tuning, &rendezvous_, device_.get());
       if (made.ok()) communicators_[rank] = *std::move(made);

@@ -146,7 +146,7 @@ struct Connections {
     const auto r = static_cast<size_t>(rank);
     if (comms[r] != nullptr) return absl::OkStatus();
     devices[r] = MakeCpuDevice();
-    GlooOptions gloo;
+    CommunicatorOptions gloo;
     gloo.rank = rank;
     gloo.size = static_cast<int>(comms.size());
     gloo.host = "127.0.0.1";

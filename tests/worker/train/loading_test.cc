@@ -31,7 +31,7 @@ std::vector<absl::Status> Load(int world, const std::function<std::vector<LoadTa
     threads.emplace_back([&, rank] {
       absl::Status& status = statuses[static_cast<size_t>(rank)];
       const auto device = MakeCpuDevice();
-      GlooOptions gloo;
+      CommunicatorOptions gloo;
       gloo.rank = rank;
       gloo.size = world;
       gloo.host = "127.0.0.1";

@@ -27,7 +27,7 @@ class Rank {
   Rank(const ZeroOptions& options, int rank, Rendezvous* rendezvous)
       : device_(MakeCpuDevice()), ops_(MakeCpuOps(1)), model_(*MakeModelTable(TinyModel())) {
     policy_ = MakeZeroPolicy(model_, options);
-    GlooOptions gloo;
+    CommunicatorOptions gloo;
     gloo.rank = rank;
     gloo.size = options.world;
     gloo.host = "127.0.0.1";
