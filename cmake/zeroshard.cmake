@@ -48,11 +48,13 @@ endfunction()
 
 function(zeroshard_flags name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE -Wall -Wextra -Werror -Wno-unused-parameter
-    -ffp-contract=off)
+  # nvcc's host code is the same compiler's; what nvcc writes itself does not pass -Wextra.
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-Wno-unused-parameter;-ffp-contract=off>
+    $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-Wall;-Xcompiler=-ffp-contract=off>)
   if(ZEROSHARD_SANITIZE)
-    target_compile_options(${name} PUBLIC -fsanitize=${ZEROSHARD_SANITIZE} -fno-omit-frame-pointer
-      -fno-sanitize-recover=all)
+    target_compile_options(${name} PUBLIC
+      $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${ZEROSHARD_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>)
     target_link_options(${name} PUBLIC -fsanitize=${ZEROSHARD_SANITIZE})
   endif()
 endfunction()
