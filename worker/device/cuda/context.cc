@@ -83,7 +83,9 @@ void Context::RemoveStream(StreamHandle stream) {
 
 absl::Status Context::OrderAllAfter(StreamHandle compute) {
   std::lock_guard lock(streams_mutex_);
-  if (ordered_ == nullptr) ZS_ASSIGN_OR_RETURN(ordered_, TakeEvent());
+  if (ordered_ == nullptr) {
+    ZS_ASSIGN_OR_RETURN(ordered_, TakeEvent());
+  }
   ZS_RETURN_IF_ERROR(ZS_CUDA_STATUS(this, runtime_->RecordEvent(ordered_, compute)));
   for (StreamHandle stream : streams_) {
     if (stream == compute) continue;
