@@ -171,10 +171,9 @@ void GlooCommunicator::Abort(const std::string& reason) {
   });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   const GlooTuning& tuning,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, const GlooTuning& tuning, Rendezvous* rendezvous,
+    Device* device) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " of ", options.size, " ranks does not exist"));
@@ -196,9 +195,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const Communi
   return std::make_unique<GlooCommunicator>(options, tuning, std::move(mesh), device);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device) {
   return MakeGlooCommunicator(options, GlooTuning{}, rendezvous, device);
 }
 

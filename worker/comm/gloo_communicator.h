@@ -28,18 +28,17 @@ struct GlooTuning {
   int64_t scratch_elements = 24 * 512 * 1024;  // of all peers; pieces get smaller beyond
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   const GlooTuning& tuning,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device);
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, const GlooTuning& tuning, Rendezvous* rendezvous,
+    Device* device);
 
 class Messages;
 
 class GlooCommunicator : public Communicator {
  public:
   // `mesh` is null where size is 1.
-  GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning, std::unique_ptr<Mesh> mesh,
-                   Device* device);
+  GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning,
+                   std::unique_ptr<Mesh> mesh, Device* device);
   // Pending operations end with ABORTED. Waits for events that they were told to start after.
   ~GlooCommunicator() override;
 

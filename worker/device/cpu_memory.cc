@@ -92,9 +92,9 @@ absl::StatusOr<Buffer> AllocateUncounted(size_t bytes) {
   if (bytes == 0) return Buffer();
   void* data = Reserve(bytes);
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "host memory: no ", bytes, " bytes for transfers (", strerror(errno),
-        "). Use smaller buffers or buckets, or fewer workers on this host"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host memory: no ", bytes, " bytes for transfers (", strerror(errno),
+                     "). Use smaller buffers or buckets, or fewer workers on this host"));
   }
   return Buffer(data, bytes, [data, bytes] { Release(data, bytes); });
 }
