@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/mesh.h"
+#include "worker/device/host_stream.h"
 
 namespace zeroshard {
 
@@ -57,6 +58,7 @@ class GlooCommunicator : public Communicator {
   Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
              const Event& after) override;
   Event Barrier(const CollectiveInfo& info) override;
+  absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override;
   void Abort(const std::string& reason) override;
   const TrafficCounters& traffic() const override { return traffic_; }
   double BusySeconds() const override { return 1e-9 * static_cast<double>(busy_nanos_.load()); }
@@ -125,7 +127,7 @@ class GlooCommunicator : public Communicator {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 
   absl::Mutex enqueue_mutex_;  // keeps the order of concurrent callers one order
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<HostStream> stream_;
 };
 
 }  // namespace zeroshard
