@@ -53,7 +53,7 @@ class CpuDevice : public Device {
     return cpu::AllocateHost(bytes, kind, accounting_);
   }
   absl::StatusOr<Buffer> AllocateHost(size_t bytes) override {
-    return cpu::AllocateUncounted(bytes);
+    return Allocate(bytes, MemoryKind::kBuffers);
   }
   Stream* compute() override { return compute_.get(); }
   std::unique_ptr<Stream> NewStream(const std::string& name) override {
