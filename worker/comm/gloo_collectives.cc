@@ -166,9 +166,7 @@ absl::Status GlooCommunicator::PrepareLanes(size_t lanes, int64_t bytes) {
   lanes_.clear();
   lane_memory_ = Buffer();  // before the new one, so that both are never there at once
   const size_t total = lanes * static_cast<size_t>(lane_bytes_);
-  absl::StatusOr<Buffer> memory = device_->is_host()
-                                      ? device_->Allocate(total, MemoryKind::kBuffers)
-                                      : device_->AllocateHost(total);
+  absl::StatusOr<Buffer> memory = device_->AllocateHost(total);
   if (!memory.ok()) return memory.status();
   lane_memory_ = *std::move(memory);
   for (size_t lane = 0; lane < lanes; ++lane) {
