@@ -22,6 +22,7 @@ class GuardedDeviceTest : public testing::TestWithParam<uint64_t> {
 INSTANTIATE_TEST_SUITE_P(Seeds, GuardedDeviceTest, testing::Range<uint64_t>(0, 6));
 
 using GuardedDeviceDeathTest = GuardedDeviceTest;
+INSTANTIATE_TEST_SUITE_P(Seeds, GuardedDeviceDeathTest, testing::Range<uint64_t>(0, 3));
 
 TEST_P(GuardedDeviceDeathTest, TheHostCannotReachItsMemory) {
   const Buffer buffer = Allocate(100);
