@@ -22,10 +22,11 @@ struct WorkerBackend {
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
       const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>
       open_data;
-  std::function<std::unique_ptr<Device>()> make_device;
-  std::function<std::unique_ptr<Ops>()> make_ops;
-  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&, Rendezvous*,
-                                                              Device*)>
+  std::function<absl::StatusOr<std::unique_ptr<Device>>()> make_device;
+  // Lives no longer than the device.
+  std::function<absl::StatusOr<std::unique_ptr<Ops>>(Device*)> make_ops;
+  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&,
+                                                              Rendezvous*, Device*)>
       make_communicator;
   // Of offloaded jobs: the shard stores.
   std::function<absl::StatusOr<std::unique_ptr<StateStore>>(StoreClientOptions)> open_store;
