@@ -200,7 +200,7 @@ Error FakeRuntime::AllocateAsync(void** data, size_t bytes, PoolHandle pool, Str
   Piece* piece = FindFree(bytes, stream);
   if (piece == nullptr) {
     if (Reserved() + bytes > device_bytes) return Error::kOutOfMemory;
-    pieces_.push_back(std::make_unique<Piece>());
+    pieces_.push_back(std::make_shared<Piece>());
     piece = pieces_.back().get();
     piece->bytes = bytes;
     piece->memory = std::make_unique<uint8_t[]>(bytes);
@@ -214,8 +214,7 @@ Error FakeRuntime::AllocateAsync(void** data, size_t bytes, PoolHandle pool, Str
 Error FakeRuntime::FreeAsync(void* data, StreamHandle stream) {
   std::lock_guard lock(mutex_);
   if (const Error error = Enter("FreeAsync"); error != Error::kOk) return error;
-  for (const auto& owned : pieces_) {
-    Piece* const piece = owned.get();
+  for (const auto& piece : pieces_) {
     if (piece->memory.get() != data) continue;
     EXPECT_TRUE(piece->used) << "freed twice";
     piece->used = false;

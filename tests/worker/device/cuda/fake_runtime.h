@@ -76,8 +76,8 @@ class FakeRuntime : public Runtime {
     bool done = false;
   };
   struct Operation {
-    std::function<void()> run;       // or
-    std::shared_ptr<Record> awaits;  // holds the stream back
+    std::function<void()> run = nullptr;       // or
+    std::shared_ptr<Record> awaits = nullptr;  // holds the stream back
   };
   struct Queue {
     bool high_priority = false;
@@ -108,7 +108,7 @@ class FakeRuntime : public Runtime {
   std::map<StreamHandle, Queue> streams_;
   std::map<EventHandle, std::shared_ptr<Record>> events_;
   std::set<PoolHandle> pools_;
-  std::vector<std::unique_ptr<Piece>> pieces_;
+  std::vector<std::shared_ptr<Piece>> pieces_;
   std::map<void*, std::unique_ptr<uint8_t[]>> pinned_;
   std::map<void*, size_t> pinned_bytes_;
   int waits_for_nothing_ = 0;
