@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace zeroshard {
-
 namespace {
 
 // What does not depend on the device.
@@ -32,9 +32,7 @@ WorkerBackend CpuBackend(int threads) {
   return backend;
 }
 
-}  // namespace
-
-absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads) {
+absl::StatusOr<WorkerBackend> DeviceBackend(const std::string& device, int threads) {
   if (device == "cpu") return CpuBackend(threads);
   if (device == "cuda") {
     return absl::InvalidArgumentError(
@@ -42,6 +40,16 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads
   }
   return absl::InvalidArgumentError(
       absl::StrCat("--device is \"", device, "\"; wanted cpu or cuda"));
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerBackend> MakeBackend(const std::string& name, int threads) {
+  ZS_ASSIGN_OR_RETURN(WorkerBackend backend, DeviceBackend(name, threads));
+  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, backend.make_device());
+  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, backend.make_ops(device.get()));
+  backend.fingerprint = ops->Fingerprint();
+  return backend;
 }
 
 }  // namespace zeroshard

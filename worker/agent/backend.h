@@ -17,7 +17,8 @@
 namespace zeroshard {
 
 struct WorkerBackend {
-  int threads = 1;  // of this worker's share of the host
+  int threads = 1;          // of this worker's share of the host
+  std::string fingerprint;  // what jobs that must be bit-identical compare (Ops::Fingerprint)
   // As TokenDataset::Open.
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
       const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>
@@ -33,7 +34,8 @@ struct WorkerBackend {
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
 };
 
-// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend.
+// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend, and the device's
+// error where it cannot be used.
 absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads);
 
 }  // namespace zeroshard
