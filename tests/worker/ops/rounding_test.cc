@@ -93,7 +93,7 @@ TEST(AddRoundedTest, RoundsTheSumAndThenTheResult) {
 // 1 + 2^-8 is a tie that becomes 1, and so is 1 + 2^-9; rounded once they would be 1 + 2^-7.
 TEST(AddRoundedTest, RoundsTwice) {
   for (const DType gradient_type : {DType::kF32, DType::kBF16}) {
-    Tensor sum(DType::kF32, {1 + 0x1p-8}), gradient(gradient_type, {0x1p-9});
+    Tensor sum(DType::kF32, Values{1 + 0x1p-8}), gradient(gradient_type, Values{0x1p-9});
     MakeCpuOps(1)->AddRounded(sum.data(), DType::kF32, 1, DType::kBF16, gradient.data(),
                               gradient_type);
     EXPECT_EQ(gradient.values(), Values{1});

@@ -206,10 +206,10 @@ TEST(RowSumsTest, ContributionsAreAddedInTheOrderTheyCome) {
   const auto sum = [&](const Values& contributions) {
     Accumulators accumulators(3, 4, 1, 1);
     for (const double value : contributions) {
-      Tensor row(DType::kF32, {value});
+      Tensor row(DType::kF32, Values{value});
       ops->FoldRows(accumulators.view(), &id, row.data(), 1, DType::kF32);
     }
-    Tensor gradient(DType::kF32, {0});
+    Tensor gradient(DType::kF32, Values{0});
     ops->JoinRows(accumulators.view(), DType::kF32, gradient.data(), DType::kF32);
     return gradient.values()[0];
   };
