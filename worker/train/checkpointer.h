@@ -97,7 +97,7 @@ class Checkpointer {
   absl::Status Allocate();
   void MakePieces();
   // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
-  void Copy(bool kept);
+  absl::Status Copy(bool kept);
   absl::Status WriteOwn();
   void FillReport(Report* report) const;
   // Rank 0's thread.
