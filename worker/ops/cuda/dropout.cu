@@ -6,7 +6,7 @@ namespace zeroshard::cuda {
 
 absl::Status Dropout(cudaStream_t stream, const DropoutArgs& args, const void* x, int64_t batch,
                      int64_t per_sample, DType dtype, void* y) {
-  if (!(args.rate > 0)) return Convert(stream, x, dtype, batch * per_sample, y, dtype);
+  if (DropoutThreshold(args) == 0) return Convert(stream, x, dtype, batch * per_sample, y, dtype);
   return ForType(dtype, "Dropout", [&](auto type) {
     using T = typename decltype(type)::Type;
     const DropoutOp<T> op{DropoutRuleOf(args), args.first_sample, per_sample,

@@ -21,10 +21,14 @@ struct DropoutRule {
   float scale;            // of an element that is kept
 };
 
-// rate in (0, 1]; with rate 0 there is no mask, and none of this is called.
+// Words below it are dropped. 0: there is no mask, and nothing else here is called.
+inline uint64_t DropoutThreshold(const DropoutArgs& args) {
+  const double rate = std::clamp(static_cast<double>(args.rate), 0.0, 1.0);
+  return static_cast<uint64_t>(std::llround(rate * 0x1p32));
+}
+
 inline DropoutRule DropoutRuleOf(const DropoutArgs& args) {
-  const double rate = std::min(static_cast<double>(args.rate), 1.0);
-  const auto threshold = static_cast<uint64_t>(std::llround(rate * 0x1p32));
+  const uint64_t threshold = DropoutThreshold(args);
   const bool all = threshold >> 32 != 0;
   return {.seed = {static_cast<uint32_t>(args.seed), static_cast<uint32_t>(args.seed >> 32)},
           .step = args.step,
