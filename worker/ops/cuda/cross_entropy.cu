@@ -9,16 +9,17 @@ template <class T>
 __global__ void __launch_bounds__(kJoinColumns* kJoinParts)
     JoinKernel(ChunkSums in, int64_t chunks, const T* logits, const int32_t* targets, int64_t rows,
                float* losses, ColumnScales out) {
-  __shared__ OnlineSum parts[kJoinParts][kJoinColumns];
+  __shared__ float maxima[kJoinParts][kJoinColumns], sums[kJoinParts][kJoinColumns];
   const int64_t col = int64_t{blockIdx.x} * kJoinColumns + threadIdx.x;
-  if (col < rows) {
-    parts[threadIdx.y][threadIdx.x] =
-        JoinChunks(in, rows, chunks, col, static_cast<int>(threadIdx.y));
-  }
+  OnlineSum total;
+  if (col < rows) total = JoinChunks(in, rows, chunks, col, static_cast<int>(threadIdx.y));
+  maxima[threadIdx.y][threadIdx.x] = total.max;
+  sums[threadIdx.y][threadIdx.x] = total.sum;
   __syncthreads();
   if (threadIdx.y != 0 || col >= rows) return;
-  OnlineSum total = parts[0][threadIdx.x];
-  for (int part = 1; part < kJoinParts; ++part) total = Join(total, parts[part][threadIdx.x]);
+  for (int part = 1; part < kJoinParts; ++part) {
+    total = Join(total, {maxima[part][threadIdx.x], sums[part][threadIdx.x]});
+  }
   FinishColumn(total, logits, targets, rows, col, losses, out);
 }
 
@@ -79,8 +80,7 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     if (!status.ok()) return status;
     JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), dim3(kJoinColumns, kJoinParts),
                  0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
-    status = LaunchStatus(kWhat);
-    if (!status.ok() || !gradient) return status;
+    if (absl::Status joined = LaunchStatus(kWhat); !joined.ok() || !gradient) return joined;
     return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, space.columns},
                       chunks, rows, aligned);
   });

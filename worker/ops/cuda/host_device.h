@@ -74,7 +74,12 @@ ZS_HOST_DEVICE float SquareRoot(float value) {
 template <class I>
 ZS_HOST_DEVICE I FetchAdd(I* to, I value) {
 #ifdef __CUDA_ARCH__
-  return atomicAdd(to, value);
+  if constexpr (sizeof(I) == 8) {
+    return atomicAdd(reinterpret_cast<unsigned long long*>(to),
+                     static_cast<unsigned long long>(value));
+  } else {
+    return atomicAdd(to, value);
+  }
 #else
   const I before = *to;
   *to = before + value;
