@@ -55,7 +55,7 @@ Generator::Generator(const Model* model, Device* device, Ops* ops, DType dtype, 
 
 int64_t Generator::Bytes(const ModelConfig& config, DType dtype, int64_t capacity) {
   const Sizes sizes(config, dtype, capacity);
-  return sizes.cache + sizes.scratch + 2 * sizes.boundary + sizes.tokens + 2 * sizes.logits;
+  return sizes.cache + sizes.scratch + 2 * sizes.boundary + sizes.tokens + sizes.logits;
 }
 
 int64_t Generator::Positions(const ModelConfig& config) {

@@ -255,10 +255,8 @@ absl::Status Checkpointer::Advance(const std::vector<RankFlags>& flags) {
   if (!AllSettled(flags)) return absl::OkStatus();
   std::vector<Report> reports(flags.size());
   FillReport(&reports[static_cast<size_t>(options_.comm->rank())]);
-  ZS_RETURN_IF_ERROR(
-      options_.comm
-          ->AllGatherHost(reports.data(), sizeof(Report), {.unit = "checkpoint", .step = step_})
-          .Wait());
+  ZS_RETURN_IF_ERROR(options_.comm->AllGatherHost(reports.data(), sizeof(Report),
+                                                  {.unit = "checkpoint", .step = step_}));
   if (!IsRankZero()) {
     phase_ = SaveState::kIdle;
     return absl::OkStatus();

@@ -280,7 +280,8 @@ absl::Status ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin
       .Wait();
 }
 
-absl::Status ZeroEngine::ReadParameters(const void* from, DType type, int64_t n, float* out) const {
+absl::Status ZeroEngine::ReadParameters(const void* from, DType type, int64_t n,
+                                        const Event& after, float* out) const {
   const size_t bytes = static_cast<size_t>(n) * SizeOf(type);
   if (type == DType::kF32) return state_reads_->Copy(out, from, bytes, after).Wait();
   std::vector<char> values(bytes);
