@@ -52,7 +52,7 @@ cudaError_t Scan(cudaStream_t stream, int64_t count, Scratch* scratch) {
 }
 
 absl::Status LaunchOneByOne(cudaStream_t stream, const auto& op, int64_t n) {
-  return LaunchEach(stream, "EmbeddingBackwardRows", Flat{op}, 1, n, /*aligned=*/false);
+  return LaunchEach(stream, "EmbeddingBackwardRows", OneByOne{op}, 1, n, /*aligned=*/false);
 }
 
 // sorted, places and starts, and the ids.

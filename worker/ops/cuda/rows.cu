@@ -40,7 +40,7 @@ absl::Status FoldRows(cudaStream_t stream, const RowSums& sums, const int32_t* i
   if (IsEmpty(sums)) return absl::OkStatus();
   return ForType(dtype, "FoldRows", [&](auto type) {
     using T = typename decltype(type)::Type;
-    absl::Status status = LaunchEach(stream, "FoldRows", Flat<AssignSlotsOp>{{sums, ids}}, 1, n,
+    absl::Status status = LaunchEach(stream, "FoldRows", OneByOne<AssignSlotsOp>{{sums, ids}}, 1, n,
                                      /*aligned=*/false);
     if (!status.ok()) return status;
     const FoldRowsOp<T> op{sums, ids, static_cast<const T*>(rows)};
