@@ -11,10 +11,15 @@
 
 #ifdef __CUDACC__
 #define ZS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define ZS_HOST_DEVICE inline
+#endif
+
+// Before a loop: how often the GPU's code of it is unrolled.
+#ifdef __CUDA_ARCH__
 #define ZS_UNROLL(times) _Pragma(ZS_TEXT(unroll times))
 #define ZS_TEXT(text) #text
 #else
-#define ZS_HOST_DEVICE inline
 #define ZS_UNROLL(times)
 #endif
 
