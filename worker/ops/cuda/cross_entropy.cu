@@ -1,3 +1,4 @@
+#include "common/status_macros.h"
 #include "worker/ops/cuda/cross_entropy.h"
 #include "worker/ops/cuda/launch.cuh"
 #include "worker/ops/cuda/vector_ops.h"
@@ -52,7 +53,7 @@ struct Workspace {
 };
 
 // Each array begins at a multiple of 16 bytes where `rows` is one of kPack.
-Workspace Divide(void* workspace, int64_t rows, int64_t chunks) {
+Workspace Split(void* workspace, int64_t rows, int64_t chunks) {
   auto* const floats = static_cast<float*>(workspace);
   float* const columns = floats + 2 * chunks * rows;
   return {{floats, floats + chunks * rows}, {columns, columns + rows}};
@@ -73,14 +74,14 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     using T = typename decltype(type)::Type;
     auto* const typed = static_cast<T*>(logits);
     const int64_t chunks = CeilDiv(v, kVocabularyChunk);
-    const Workspace space = Divide(workspace, rows, chunks);
+    const Workspace space = Split(workspace, rows, chunks);
     const bool aligned = rows % kPack == 0 && AreAligned(v, rows, {logits, workspace});
-    absl::Status status = LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
-                                     chunks, rows, aligned);
-    if (!status.ok()) return status;
+    ZS_RETURN_IF_ERROR(LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
+                                  chunks, rows, aligned));
     JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), dim3(kJoinColumns, kJoinParts),
                  0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
-    if (absl::Status joined = LaunchStatus(kWhat); !joined.ok() || !gradient) return joined;
+    ZS_RETURN_IF_ERROR(LaunchStatus(kWhat));
+    if (!gradient) return absl::OkStatus();
     return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, space.columns},
                       chunks, rows, aligned);
   });
