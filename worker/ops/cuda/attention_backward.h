@@ -11,64 +11,72 @@
 
 namespace zeroshard::cuda::attention {
 
-constexpr int kBackwardTile = 64;  // queries and keys
+constexpr int kBackwardTile = 64;  // what a block keeps
+// What it walks over: two sums of 128 columns leave no registers for scores of 64.
+template <int D>
+constexpr int kWalkTile = D == 128 ? 32 : 64;
 
-// delta, or lse, of a tile of queries into shared memory; zeros behind the sequence, whose queries
-// and gradients are zeros as well and add nothing to a sum.
-template <class Simt>
+// lse, then delta, of a tile of queries into shared memory; zeros behind the sequence, whose
+// queries and gradients are zeros as well and add nothing to a sum.
+template <int kQueries, class Simt>
 ZS_KERNEL_CODE void LoadStatistics(const Simt& simt, const float* lse, const float* delta,
                                    int first, int seq, float* to) {
-  const int index = simt.thread() % kBackwardTile;
-  const bool is_lse = simt.thread() < kBackwardTile, valid = first + index < seq;
-  static_assert(kThreads == 2 * kBackwardTile);
-  const float* from = is_lse ? lse : delta;
+  static_assert(kThreads >= 2 * kQueries);
+  if (simt.thread() >= 2 * kQueries) return;
+  const int index = simt.thread() % kQueries;
+  const bool valid = first + index < seq;
+  const float* from = simt.thread() < kQueries ? lse : delta;
   simt.CopyAsync4(to + simt.thread(), from + (valid ? first + index : 0), valid);
 }
 
 template <int D>
 struct KeyGradientShape {
-  static constexpr int kTileElements = kBackwardTile * D;
-  static constexpr int kStatistics = 2 * kBackwardTile;  // floats of a stage
-  static constexpr int kShared = 6 * kTileElements * static_cast<int>(sizeof(Bf16)) +
-                                 2 * kStatistics * static_cast<int>(sizeof(float));
+  static constexpr int kQueries = kWalkTile<D>;
+  static constexpr int kStatistics = 2 * kQueries;  // floats of a stage
+  static constexpr int kShared =
+      (2 * kBackwardTile + 4 * kQueries) * D * static_cast<int>(sizeof(Bf16)) +
+      2 * kStatistics * static_cast<int>(sizeof(float));
 };
 
 template <int D, bool kDrop, class Simt>
 ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* shared) {
-  constexpr int kTile = kBackwardTile, kElements = KeyGradientShape<D>::kTileElements;
+  constexpr int kKeys = kBackwardTile, kQueries = KeyGradientShape<D>::kQueries;
+  constexpr int kStatistics = KeyGradientShape<D>::kStatistics;
   const Task task = KeyTask(simt.block(), p.kv_heads, p.batch);
   const int lane = simt.thread() % kLanes;
   const int tile_row = simt.thread() / kLanes * 16;
-  const int first_key = task.tile * kTile;
-  const int end_key = first_key + kTile < p.seq ? first_key + kTile : p.seq;
+  const int first_key = task.tile * kKeys;
+  const int end_key = first_key + kKeys < p.seq ? first_key + kKeys : p.seq;
   const int32_t* starts = p.Starts(task.sample);
   const DropoutOfSample mask(p.dropout, task.sample);
   const int group = p.heads / p.kv_heads;
   const float scale_log2 = p.scale * kLog2E;
   auto* k_tile = static_cast<Bf16*>(shared);
-  Bf16* v_tile = k_tile + kElements;
-  Bf16* q_tiles = v_tile + kElements;
-  Bf16* d_out_tiles = q_tiles + 2 * kElements;
-  auto* statistics = reinterpret_cast<float*>(d_out_tiles + 2 * kElements);
+  Bf16* v_tile = k_tile + kKeys * D;
+  Bf16* q_tiles = v_tile + kKeys * D;
+  Bf16* d_out_tiles = q_tiles + 2 * kQueries * D;
+  auto* statistics = reinterpret_cast<float*>(d_out_tiles + 2 * kQueries * D);
 
-  const TileRange tiles = QueryTiles(starts, p.seq, first_key, end_key, kTile);
+  const TileRange tiles = QueryTiles(starts, p.seq, first_key, end_key, kQueries);
   const int per_head = tiles.end - tiles.begin, steps = per_head * group;
   const auto load_queries = [&](int step) {
     const int head = task.head * group + step / per_head;
-    const int first = (tiles.begin + step % per_head) * kTile, stage = step % 2;
+    const int first = (tiles.begin + step % per_head) * kQueries, stage = step % 2;
     const auto* q = static_cast<const Bf16*>(p.q) + p.Start(task.sample, head, p.ld_q);
     const auto* d_out = static_cast<const Bf16*>(p.d_out) + p.Start(task.sample, head, p.ld_out());
-    LoadTile<kTile, D>(simt, q, p.ld_q, first, p.seq, p.head_dim, q_tiles + stage * kElements);
-    LoadTile<kTile, D>(simt, d_out, p.ld_out(), first, p.seq, p.head_dim,
-                       d_out_tiles + stage * kElements);
+    LoadTile<kQueries, D>(simt, q, p.ld_q, first, p.seq, p.head_dim,
+                          q_tiles + stage * kQueries * D);
+    LoadTile<kQueries, D>(simt, d_out, p.ld_out(), first, p.seq, p.head_dim,
+                          d_out_tiles + stage * kQueries * D);
     const int64_t at = p.Rows(task.sample, head);
-    LoadStatistics(simt, p.lse + at, p.delta + at, first, p.seq, statistics + stage * 2 * kTile);
+    LoadStatistics<kQueries>(simt, p.lse + at, p.delta + at, first, p.seq,
+                             statistics + stage * kStatistics);
   };
 
   float d_k[1][D / 8][4] = {}, d_v[1][D / 8][4] = {};
-  LoadTile<kTile, D>(simt, static_cast<const Bf16*>(p.k) + p.Start(task.sample, task.head, p.ld_k),
+  LoadTile<kKeys, D>(simt, static_cast<const Bf16*>(p.k) + p.Start(task.sample, task.head, p.ld_k),
                      p.ld_k, first_key, p.seq, p.head_dim, k_tile);
-  LoadTile<kTile, D>(simt, static_cast<const Bf16*>(p.v) + p.Start(task.sample, task.head, p.ld_v),
+  LoadTile<kKeys, D>(simt, static_cast<const Bf16*>(p.v) + p.Start(task.sample, task.head, p.ld_v),
                      p.ld_v, first_key, p.seq, p.head_dim, v_tile);
   if (steps > 0) load_queries(0);
   simt.CommitCopies();
@@ -77,21 +85,21 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
     simt.CommitCopies();
     simt.template WaitCopies<1>();
     simt.SyncBlock();
-    const Bf16* q_tile = q_tiles + step % 2 * kElements;
-    const Bf16* d_out_tile = d_out_tiles + step % 2 * kElements;
-    const float* lse = statistics + step % 2 * 2 * kTile;
-    const float* delta = lse + kTile;
+    const Bf16* q_tile = q_tiles + step % 2 * kQueries * D;
+    const Bf16* d_out_tile = d_out_tiles + step % 2 * kQueries * D;
+    const float* lse = statistics + step % 2 * kStatistics;
+    const float* delta = lse + kQueries;
     const int head = task.head * group + step / per_head;
-    const int first = (tiles.begin + step % per_head) * kTile;
-    const int end = first + kTile < p.seq ? first + kTile : p.seq;
-    const bool hides = HasHiddenPair(starts, first, end, first_key, first_key + kTile);
+    const int first = (tiles.begin + step % per_head) * kQueries;
+    const int end = first + kQueries < p.seq ? first + kQueries : p.seq;
+    const bool hides = HasHiddenPair(starts, first, end, first_key, first_key + kKeys);
 
     // Both [keys, queries].
-    float weights[1][kTile / 8][4] = {}, d_scores[1][kTile / 8][4] = {};
-    RowsByRows<1, kTile, D>(simt, k_tile, tile_row, q_tile, weights);
-    RowsByRows<1, kTile, D>(simt, v_tile, tile_row, d_out_tile, d_scores);
+    float weights[1][kQueries / 8][4] = {}, d_scores[1][kQueries / 8][4] = {};
+    RowsByRows<1, kQueries, D>(simt, k_tile, tile_row, q_tile, weights);
+    RowsByRows<1, kQueries, D>(simt, v_tile, tile_row, d_out_tile, d_scores);
     ZS_UNROLL
-    for (int n = 0; n < kTile / 8; ++n) {
+    for (int n = 0; n < kQueries / 8; ++n) {
       ZS_UNROLL
       for (int column = 0; column < 2; ++column) {
         const int in_tile = n * 8 + ColumnOfElement(lane, column), query = first + in_tile;
@@ -109,11 +117,11 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
         }
       }
     }
-    uint32_t left[1][kTile / 16][4];
-    PackLeft<kTile>(simt, weights[0], left[0]);
-    LeftByTile<1, kTile, D>(simt, left, d_out_tile, d_v);
-    PackLeft<kTile>(simt, d_scores[0], left[0]);
-    LeftByTile<1, kTile, D>(simt, left, q_tile, d_k);
+    uint32_t left[1][kQueries / 16][4];
+    PackLeft<kQueries>(simt, weights[0], left[0]);
+    LeftByTile<1, kQueries, D>(simt, left, d_out_tile, d_v);
+    PackLeft<kQueries>(simt, d_scores[0], left[0]);
+    LeftByTile<1, kQueries, D>(simt, left, q_tile, d_k);
     simt.SyncBlock();  // before the next copies write here
   }
 
@@ -127,18 +135,19 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
 
 template <int D>
 struct QueryGradientShape {
-  static constexpr int kTileElements = kBackwardTile * D;
-  static constexpr int kShared = 6 * kTileElements * static_cast<int>(sizeof(Bf16));
+  static constexpr int kKeys = kWalkTile<D>;
+  static constexpr int kShared =
+      (2 * kBackwardTile + 4 * kKeys) * D * static_cast<int>(sizeof(Bf16));
 };
 
 template <int D, bool kDrop, class Simt>
 ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* shared) {
-  constexpr int kTile = kBackwardTile, kElements = QueryGradientShape<D>::kTileElements;
-  const Task task = QueryTask(simt.block(), Tiles(p.seq, kTile), p.heads, p.batch);
+  constexpr int kQueries = kBackwardTile, kKeys = QueryGradientShape<D>::kKeys;
+  const Task task = QueryTask(simt.block(), Tiles(p.seq, kQueries), p.heads, p.batch);
   const int lane = simt.thread() % kLanes;
   const int tile_row = simt.thread() / kLanes * 16;
-  const int first_query = task.tile * kTile;
-  const int end_query = first_query + kTile < p.seq ? first_query + kTile : p.seq;
+  const int first_query = task.tile * kQueries;
+  const int end_query = first_query + kQueries < p.seq ? first_query + kQueries : p.seq;
   const int32_t* starts = p.Starts(task.sample);
   const DropoutOfSample mask(p.dropout, task.sample);
   const float scale_log2 = p.scale * kLog2E;
@@ -146,13 +155,13 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
   const auto* k = static_cast<const Bf16*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
   const auto* v = static_cast<const Bf16*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
   auto* q_tile = static_cast<Bf16*>(shared);
-  Bf16* d_out_tile = q_tile + kElements;
-  Bf16* k_tiles = d_out_tile + kElements;
-  Bf16* v_tiles = k_tiles + 2 * kElements;
+  Bf16* d_out_tile = q_tile + kQueries * D;
+  Bf16* k_tiles = d_out_tile + kQueries * D;
+  Bf16* v_tiles = k_tiles + 2 * kKeys * D;
   const auto load_keys = [&](int tile) {
-    const int stage = tile % 2 * kElements;
-    LoadTile<kTile, D>(simt, k, p.ld_k, tile * kTile, p.seq, p.head_dim, k_tiles + stage);
-    LoadTile<kTile, D>(simt, v, p.ld_v, tile * kTile, p.seq, p.head_dim, v_tiles + stage);
+    const int stage = tile % 2 * kKeys * D;
+    LoadTile<kKeys, D>(simt, k, p.ld_k, tile * kKeys, p.seq, p.head_dim, k_tiles + stage);
+    LoadTile<kKeys, D>(simt, v, p.ld_v, tile * kKeys, p.seq, p.head_dim, v_tiles + stage);
   };
 
   float base[2], shift[2];  // of this lane's rows: lse in powers of two, delta
@@ -168,10 +177,11 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
   }
 
   float d_q[1][D / 8][4] = {};
-  const TileRange tiles = KeyTiles(starts, first_query, end_query, kTile);
-  LoadTile<kTile, D>(simt, static_cast<const Bf16*>(p.q) + p.Start(task.sample, task.head, p.ld_q),
-                     p.ld_q, first_query, p.seq, p.head_dim, q_tile);
-  LoadTile<kTile, D>(
+  const TileRange tiles = KeyTiles(starts, first_query, end_query, kKeys);
+  LoadTile<kQueries, D>(simt,
+                        static_cast<const Bf16*>(p.q) + p.Start(task.sample, task.head, p.ld_q),
+                        p.ld_q, first_query, p.seq, p.head_dim, q_tile);
+  LoadTile<kQueries, D>(
       simt, static_cast<const Bf16*>(p.d_out) + p.Start(task.sample, task.head, p.ld_out()),
       p.ld_out(), first_query, p.seq, p.head_dim, d_out_tile);
   load_keys(tiles.begin);
@@ -181,17 +191,17 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
     simt.CommitCopies();
     simt.template WaitCopies<1>();
     simt.SyncBlock();
-    const int stage = tile % 2 * kElements, first_key = tile * kTile;
-    const bool hides = HasHiddenPair(starts, first_query, end_query, first_key, first_key + kTile);
-    float scores[1][kTile / 8][4] = {}, d_scores[1][kTile / 8][4] = {};
-    RowsByRows<1, kTile, D>(simt, q_tile, tile_row, k_tiles + stage, scores);
-    RowsByRows<1, kTile, D>(simt, d_out_tile, tile_row, v_tiles + stage, d_scores);
+    const int stage = tile % 2 * kKeys * D, first_key = tile * kKeys;
+    const bool hides = HasHiddenPair(starts, first_query, end_query, first_key, first_key + kKeys);
+    float scores[1][kKeys / 8][4] = {}, d_scores[1][kKeys / 8][4] = {};
+    RowsByRows<1, kKeys, D>(simt, q_tile, tile_row, k_tiles + stage, scores);
+    RowsByRows<1, kKeys, D>(simt, d_out_tile, tile_row, v_tiles + stage, d_scores);
     if (kDrop) {
-      DropWeights<kTile>(mask, task.head, p.seq, first_query + tile_row, first_key, lane,
+      DropWeights<kKeys>(mask, task.head, p.seq, first_query + tile_row, first_key, lane,
                          d_scores[0]);
     }
     ZS_UNROLL
-    for (int n = 0; n < kTile / 8; ++n) {
+    for (int n = 0; n < kKeys / 8; ++n) {
       ZS_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + n * 8 + ColumnOfElement(lane, i);
@@ -200,9 +210,9 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
         d_scores[0][n][i] = weight * (d_scores[0][n][i] - shift[i / 2]);
       }
     }
-    uint32_t left[1][kTile / 16][4];
-    PackLeft<kTile>(simt, d_scores[0], left[0]);
-    LeftByTile<1, kTile, D>(simt, left, k_tiles + stage, d_q);
+    uint32_t left[1][kKeys / 16][4];
+    PackLeft<kKeys>(simt, d_scores[0], left[0]);
+    LeftByTile<1, kKeys, D>(simt, left, k_tiles + stage, d_q);
     simt.SyncBlock();  // before the next copies write here
   }
   StoreRows<D>(simt, d_q[0], p.scale, p.scale, q_tile, tile_row,

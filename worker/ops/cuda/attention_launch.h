@@ -6,6 +6,7 @@
 
 #include "common/types.h"
 #include "worker/ops/cuda/attention_params.h"
+#include "worker/ops/cuda/cached_attention_block.h"
 
 namespace zeroshard::cuda::attention {
 
@@ -19,5 +20,7 @@ cudaError_t LaunchDelta(cudaStream_t stream, const Params& p, DType dtype);
 cudaError_t LaunchPlainForward(cudaStream_t stream, const Params& p, DType dtype, bool drops);
 cudaError_t LaunchPlainKeyGradient(cudaStream_t stream, const Params& p, DType dtype, bool drops);
 cudaError_t LaunchPlainQueryGradient(cudaStream_t stream, const Params& p, DType dtype, bool drops);
+
+cudaError_t LaunchCached(cudaStream_t stream, const CachedParams& p, DType dtype);
 
 }  // namespace zeroshard::cuda::attention
