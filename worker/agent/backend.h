@@ -17,22 +17,25 @@
 namespace zeroshard {
 
 struct WorkerBackend {
-  int threads = 1;  // of this worker's share of the host
+  int threads = 1;          // of this worker's share of the host
+  std::string fingerprint;  // what jobs that must be bit-identical compare (Ops::Fingerprint)
   // As TokenDataset::Open.
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
       const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>
       open_data;
-  std::function<std::unique_ptr<Device>()> make_device;
-  std::function<std::unique_ptr<Ops>()> make_ops;
-  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&, Rendezvous*,
-                                                              Device*)>
+  std::function<absl::StatusOr<std::unique_ptr<Device>>()> make_device;
+  // Lives no longer than the device.
+  std::function<absl::StatusOr<std::unique_ptr<Ops>>(Device*)> make_ops;
+  std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&,
+                                                              Rendezvous*, Device*)>
       make_communicator;
   // Of offloaded jobs: the shard stores.
   std::function<absl::StatusOr<std::unique_ptr<StateStore>>(StoreClientOptions)> open_store;
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
 };
 
-// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend.
+// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend, and the device's
+// error where it cannot be used.
 absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads);
 
 }  // namespace zeroshard

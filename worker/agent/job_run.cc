@@ -247,9 +247,9 @@ absl::Status JobRun::Prepare(Parts* parts) {
   const absl::Duration start = absl::Seconds(spec.timeouts().start_seconds());
   ZS_RETURN_IF_ERROR(OpenData(parts));
   ZS_RETURN_IF_ERROR(Stopped());
-  parts->device = context_.backend->make_device();
+  ZS_ASSIGN_OR_RETURN(parts->device, context_.backend->make_device());
   context_.metrics->SetMemory(&parts->device->memory());
-  parts->ops = context_.backend->make_ops();
+  ZS_ASSIGN_OR_RETURN(parts->ops, context_.backend->make_ops(parts->device.get()));
 
   ClusterRendezvous rendezvous(context_.client, fence_, start, &waits_);
   ZS_RETURN_IF_ERROR(CompareData("data.train", parts->data.get(), &rendezvous));

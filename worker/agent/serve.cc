@@ -59,7 +59,7 @@ int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   session.hello = (*daemon)->MakeHello();
   session.hello.set_device(options.device);
   session.hello.set_threads(static_cast<uint32_t>(options.threads));
-  session.hello.set_fingerprint(backend->make_ops()->Fingerprint());
+  session.hello.set_fingerprint(backend->fingerprint);
   WorkerAgent agent(session, &*backend, metrics.get());
   SetLogSink([lines = agent.session()->log_queue()](LogLevel, const std::string& line) {
     lines->Add(line);

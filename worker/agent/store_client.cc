@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "common/status_macros.h"
 #include "worker/agent/store_link.h"
 #include "worker/agent/transfer.h"
+#include "worker/device/host_stream.h"
 
 namespace zeroshard {
 namespace {
@@ -87,6 +89,13 @@ absl::StatusOr<StoreClientOptions> StoreClientOptions::Of(const v1::Assign& assi
 struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
   explicit Core(StoreClientOptions o) : options(std::move(o)) {}
 
+  // Waits for what it is told to start after.
+  struct PullCall {
+    uint64_t step = 0;
+    char* out = nullptr;
+    std::vector<Piece> pieces;
+    std::shared_ptr<Transfer> transfer;
+  };
   // Waits for room.
   struct PullPiece {
     uint64_t step = 0;
@@ -106,7 +115,9 @@ struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
                                            int64_t end) const;
   Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
              const Event& after);
-  Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out);
+  Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out, const Event& after);
+  // `before`: of what it was told to start after.
+  void StartPull(PullCall call, const absl::Status& before);
 
   void SendPushes();
   void SendPush(uint64_t step, const Piece& piece, const char* data,
@@ -144,6 +155,9 @@ struct StoreClient::Core : std::enable_shared_from_this<StoreClient::Core> {
   int64_t pushing = 0, pulling = 0;  // elements on their way
   bool sending_pulls = false;
   std::thread sender, watcher;
+  std::map<uint64_t, PullCall> gated;  // pulls that wait for something of this rank
+  uint64_t gated_calls = 0;
+  std::unique_ptr<HostStream> gates;
 };
 
 // --- opening ---------------------------------------------------------------------------------
@@ -208,6 +222,7 @@ absl::Status StoreClient::Core::Open() {
 }
 
 void StoreClient::Core::Start() {
+  gates = MakeHostStream("gated-pulls");
   sender = std::thread([this] { SendPushes(); });
   watcher = std::thread([this] { Watch(); });
 }
@@ -218,6 +233,7 @@ void StoreClient::Core::Join() {
     leaving = true;
     changed.notify_all();
   }
+  gates = nullptr;
   if (sender.joinable()) sender.join();
   if (watcher.joinable()) watcher.join();
 }
@@ -232,17 +248,20 @@ absl::Status StoreClient::Core::Failure() const {
 void StoreClient::Core::Fail(const absl::Status& reason) {
   std::deque<PushCall> pushes;
   std::deque<PullPiece> pulls;
+  std::map<uint64_t, PullCall> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex);
     if (!failure.ok()) return;
     failure = reason;
     pushes.swap(push_queue);
     pulls.swap(pull_queue);
+    waiting.swap(gated);
     changed.notify_all();
   }
   commits.Cancel(reason);
   for (const PushCall& push : pushes) push.transfer->Fail(reason);
   for (const PullPiece& pull : pulls) pull.transfer->Fail(reason);
+  for (const auto& [id, pull] : waiting) pull.transfer->Fail(reason);
   for (const auto& link : links) {
     if (link != nullptr) link->Close(reason);
   }
@@ -303,28 +322,57 @@ Event StoreClient::Core::Push(uint64_t step, int unit, int64_t begin, int64_t en
   return event;
 }
 
-Event StoreClient::Core::Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) {
+Event StoreClient::Core::Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+                              const Event& after) {
   auto pieces = Split("a pull", step, unit, begin, end);
-  if (pieces.ok() && pieces->empty()) return Event();
+  if (pieces.ok() && pieces->empty()) return after;
   auto transfer = std::make_shared<Transfer>(end - begin);
   const Event event = transfer->event();
-  absl::Status reason = pieces.status();
+  if (!pieces.ok()) {
+    transfer->Fail(pieces.status());
+    return event;
+  }
+  PullCall call{step, static_cast<char*>(out), *std::move(pieces), std::move(transfer)};
+  if (after.Done()) {
+    StartPull(std::move(call), after.Wait());
+    return event;
+  }
+  std::unique_lock<std::mutex> lock(mutex);
+  if (!failure.ok()) {
+    call.transfer->Fail(failure);
+    return event;
+  }
+  const uint64_t id = gated_calls++;
+  gated.emplace(id, std::move(call));
+  lock.unlock();
+  gates->Enqueue([this, id, after] {
+    const absl::Status before = after.Wait();
+    std::unique_lock<std::mutex> lock(mutex);
+    auto node = gated.extract(id);
+    lock.unlock();
+    if (!node.empty()) StartPull(std::move(node.mapped()), before);
+    return absl::OkStatus();
+  });
+  return event;
+}
+
+void StoreClient::Core::StartPull(PullCall call, const absl::Status& before) {
+  absl::Status reason = before;
   if (reason.ok()) {
     std::lock_guard<std::mutex> lock(mutex);
     reason = failure;
     if (reason.ok()) {
-      for (const Piece& piece : *pieces) {
+      for (const Piece& piece : call.pieces) {
         pull_queue.push_back(
-            {step, piece, static_cast<char*>(out) + piece.at * SizeOf(options.dtype), transfer});
+            {call.step, piece, call.out + piece.at * SizeOf(options.dtype), call.transfer});
       }
     }
   }
   if (reason.ok()) {
     SendPulls();
   } else {
-    transfer->Fail(reason);
+    call.transfer->Fail(reason);
   }
-  return event;
 }
 
 std::vector<uint32_t> StoreClient::Core::Replicas(uint32_t chunk) const {
@@ -504,8 +552,9 @@ Event StoreClient::Push(uint64_t step, int unit, int64_t begin, int64_t end, con
   return core_->Push(step, unit, begin, end, data, after);
 }
 
-Event StoreClient::Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) {
-  return core_->Pull(step, unit, begin, end, out);
+Event StoreClient::Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+                        const Event& after) {
+  return core_->Pull(step, unit, begin, end, out, after);
 }
 
 absl::StatusOr<v1::StepDecision> StoreClient::Commit(const v1::StepRecord& record,

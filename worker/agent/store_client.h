@@ -61,7 +61,8 @@ class StoreClient : public StateStore {
   v1::StateVersion base() const override;
   Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
              const Event& after = {}) override;
-  Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) override;
+  Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+             const Event& after = {}) override;
   // Waits for as long as the coordinator does, which names the stores it waits for, and while the
   // coordinator is away.
   absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord& record, uint64_t next_sample,

@@ -165,7 +165,8 @@ absl::Status GlooCommunicator::PrepareLanes(size_t lanes, int64_t bytes) {
   lanes = std::max(lanes, lanes_.size());
   lanes_.clear();
   lane_memory_ = Buffer();  // before the new one, so that both are never there at once
-  absl::StatusOr<Buffer> memory = device_->Allocate(lanes * lane_bytes_, MemoryKind::kBuffers);
+  const size_t total = lanes * static_cast<size_t>(lane_bytes_);
+  absl::StatusOr<Buffer> memory = device_->AllocateHost(total);
   if (!memory.ok()) return memory.status();
   lane_memory_ = *std::move(memory);
   for (size_t lane = 0; lane < lanes; ++lane) {

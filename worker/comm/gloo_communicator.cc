@@ -33,7 +33,7 @@ GlooCommunicator::GlooCommunicator(const CommunicatorOptions& options, const Glo
       mesh_(std::move(mesh)),
       sent_to_(options.size),
       received_from_(options.size),
-      stream_(device->NewStream("comm")) {}
+      stream_(MakeHostStream("comm")) {}
 
 GlooCommunicator::~GlooCommunicator() {
   const absl::Status gone = absl::AbortedError("the communicator is being destroyed");
@@ -88,6 +88,11 @@ Event GlooCommunicator::Recv(void* buffer, int64_t bytes, int peer, const Collec
 
 Event GlooCommunicator::Barrier(const CollectiveInfo& info) {
   return Enqueue("barrier", info, {}, [this] { return RunBarrier(); });
+}
+
+absl::Status GlooCommunicator::AllGatherHost(void* buffer, int64_t bytes,
+                                             const CollectiveInfo& info) {
+  return AllGather(buffer, bytes, DType::kU8, info, {}).Wait();
 }
 
 Event GlooCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
@@ -166,10 +171,9 @@ void GlooCommunicator::Abort(const std::string& reason) {
   });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   const GlooTuning& tuning,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, const GlooTuning& tuning, Rendezvous* rendezvous,
+    Device* device) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " of ", options.size, " ranks does not exist"));
@@ -191,9 +195,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const Communi
   return std::make_unique<GlooCommunicator>(options, tuning, std::move(mesh), device);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device) {
   return MakeGlooCommunicator(options, GlooTuning{}, rendezvous, device);
 }
 

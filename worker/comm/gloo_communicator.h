@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/mesh.h"
+#include "worker/device/host_stream.h"
 
 namespace zeroshard {
 
@@ -27,18 +28,17 @@ struct GlooTuning {
   int64_t scratch_elements = 24 * 512 * 1024;  // of all peers; pieces get smaller beyond
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(const CommunicatorOptions& options,
-                                                                   const GlooTuning& tuning,
-                                                                   Rendezvous* rendezvous,
-                                                                   Device* device);
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGlooCommunicator(
+    const CommunicatorOptions& options, const GlooTuning& tuning, Rendezvous* rendezvous,
+    Device* device);
 
 class Messages;
 
 class GlooCommunicator : public Communicator {
  public:
   // `mesh` is null where size is 1.
-  GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning, std::unique_ptr<Mesh> mesh,
-                   Device* device);
+  GlooCommunicator(const CommunicatorOptions& options, const GlooTuning& tuning,
+                   std::unique_ptr<Mesh> mesh, Device* device);
   // Pending operations end with ABORTED. Waits for events that they were told to start after.
   ~GlooCommunicator() override;
 
@@ -57,6 +57,7 @@ class GlooCommunicator : public Communicator {
   Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
              const Event& after) override;
   Event Barrier(const CollectiveInfo& info) override;
+  absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override;
   void Abort(const std::string& reason) override;
   const TrafficCounters& traffic() const override { return traffic_; }
   double BusySeconds() const override { return 1e-9 * static_cast<double>(busy_nanos_.load()); }
@@ -125,7 +126,7 @@ class GlooCommunicator : public Communicator {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 
   absl::Mutex enqueue_mutex_;  // keeps the order of concurrent callers one order
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<HostStream> stream_;
 };
 
 }  // namespace zeroshard

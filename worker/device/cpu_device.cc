@@ -52,14 +52,20 @@ class CpuDevice : public Device {
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
     return cpu::AllocateHost(bytes, kind, accounting_);
   }
+  absl::StatusOr<Buffer> AllocateHost(size_t bytes) override {
+    return Allocate(bytes, MemoryKind::kBuffers);
+  }
+  Stream* compute() override { return compute_.get(); }
   std::unique_ptr<Stream> NewStream(const std::string& name) override {
     return MakeHostStream(name);
   }
+  bool is_host() const override { return true; }
   const MemoryAccounting& memory() const override { return *accounting_; }
   std::string name() const override { return "cpu"; }
 
  private:
   std::shared_ptr<cpu::AtomicAccounting> accounting_ = std::make_shared<cpu::AtomicAccounting>();
+  const std::unique_ptr<Stream> compute_ = MakeInlineStream();
 };
 
 }  // namespace

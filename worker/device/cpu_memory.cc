@@ -17,13 +17,28 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-absl::Status Exhausted(size_t bytes, MemoryKind kind, const AtomicAccounting& accounting,
-                       const char* why) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "host memory: no ", bytes, " bytes for ", NameOf(kind), " (", why,
-      "); in use on this device: ", accounting.Bytes(kind), " bytes of ", NameOf(kind), ", ",
-      accounting.TotalBytes(),
-      " bytes in all. Use more workers, a higher ZeRO stage or a smaller micro-batch"));
+// Null and the reason in errno where there is none.
+void* Reserve(size_t bytes) {
+  if (bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max()) - kAlignment) {
+    errno = EOVERFLOW;
+    return nullptr;
+  }
+  if (bytes >= kMapFrom) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return data == MAP_FAILED ? nullptr : data;
+  }
+  const auto rounded = static_cast<size_t>(RoundUp(static_cast<int64_t>(bytes), kAlignment));
+  void* data = std::aligned_alloc(kAlignment, rounded);
+  if (data != nullptr) std::memset(data, 0, rounded);
+  return data;
+}
+
+void Release(void* data, size_t bytes) {
+  if (bytes >= kMapFrom) {
+    munmap(data, bytes);
+  } else {
+    std::free(data);
+  }
 }
 
 }  // namespace
@@ -57,30 +72,31 @@ void AtomicAccounting::Remove(MemoryKind kind, int64_t bytes) {
 absl::StatusOr<Buffer> AllocateHost(size_t bytes, MemoryKind kind,
                                     std::shared_ptr<AtomicAccounting> accounting) {
   if (bytes == 0) return Buffer();
-  if (bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max()) - kAlignment) {
-    return Exhausted(bytes, kind, *accounting, "more than an address space holds");
-  }
-  void* data = nullptr;
-  const bool mapped = bytes >= kMapFrom;
-  if (mapped) {
-    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return Exhausted(bytes, kind, *accounting, strerror(errno));
-  } else {
-    const auto rounded = static_cast<size_t>(RoundUp(static_cast<int64_t>(bytes), kAlignment));
-    data = std::aligned_alloc(kAlignment, rounded);
-    if (data == nullptr) return Exhausted(bytes, kind, *accounting, strerror(errno));
-    std::memset(data, 0, rounded);
+  void* data = Reserve(bytes);
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "host memory: no ", bytes, " bytes for ", NameOf(kind), " (", strerror(errno),
+        "); in use on this device: ", accounting->Bytes(kind), " bytes of ", NameOf(kind), ", ",
+        accounting->TotalBytes(),
+        " bytes in all. Use more workers, a higher ZeRO stage or a smaller micro-batch"));
   }
   const auto counted = static_cast<int64_t>(bytes);
   accounting->Add(kind, counted);
-  return Buffer(data, bytes, [data, bytes, counted, kind, mapped, accounting] {
-    if (mapped) {
-      munmap(data, bytes);
-    } else {
-      std::free(data);
-    }
+  return Buffer(data, bytes, [data, bytes, counted, kind, accounting] {
+    Release(data, bytes);
     accounting->Remove(kind, counted);
   });
+}
+
+absl::StatusOr<Buffer> AllocateUncounted(size_t bytes) {
+  if (bytes == 0) return Buffer();
+  void* data = Reserve(bytes);
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host memory: no ", bytes, " bytes for transfers (", strerror(errno),
+                     "). Use smaller buffers or buckets, or fewer workers on this host"));
+  }
+  return Buffer(data, bytes, [data, bytes] { Release(data, bytes); });
 }
 
 }  // namespace zeroshard::cpu

@@ -33,5 +33,7 @@ class AtomicAccounting : public MemoryAccounting {
 inline constexpr size_t kMapFrom = size_t{1} << 18;
 absl::StatusOr<Buffer> AllocateHost(size_t bytes, MemoryKind kind,
                                     std::shared_ptr<AtomicAccounting> accounting);
+// The same memory, counted nowhere.
+absl::StatusOr<Buffer> AllocateUncounted(size_t bytes);
 
 }  // namespace zeroshard::cpu

@@ -91,8 +91,8 @@ class Device {
   virtual ~Device() = default;
   // RESOURCE_EXHAUSTED names the bytes asked, those in use and the kind. Memory is zeroed.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) = 0;
-  // Host memory that Stream::Copy moves at full speed and that collectives and stores may write to
-  // (pinned, where the device is not the host), zeroed. Not counted in memory(): it is the host's.
+  // Host memory that Stream::Copy moves at full speed and that collectives and stores may write to,
+  // zeroed. Pinned and counted nowhere where the device is not the host, else memory()'s buffers.
   virtual absl::StatusOr<Buffer> AllocateHost(size_t bytes) = 0;
   // The stream that Ops work on. Lives as long as the device.
   virtual Stream* compute() = 0;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/device/host_event.h"
 
 namespace zeroshard {
 namespace {
@@ -26,38 +28,19 @@ absl::Status RunGuarded(const std::function<absl::Status()>& work, const std::st
   }
 }
 
-class HostEvent : public Event::State {
- public:
-  bool Done() const override {
-    std::lock_guard lock(mutex_);
-    return done_;
-  }
-  absl::Status Wait() override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return done_; });
-    return status_;
-  }
-  void Finish(absl::Status status) {
-    std::lock_guard lock(mutex_);
-    status_ = std::move(status);
-    done_ = true;
-    changed_.notify_all();
-  }
+absl::Status CopyAfter(void* to, const void* from, size_t bytes, const Event& after) {
+  if (absl::Status status = after.Wait(); !status.ok()) return status;
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
 
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  absl::Status status_;
-};
-
-class HostStream : public Stream {
+class ThreadStream : public HostStream {
  public:
-  explicit HostStream(std::string name) : name_(std::move(name)), thread_([this] { Loop(); }) {
+  explicit ThreadStream(std::string name) : name_(std::move(name)), thread_([this] { Loop(); }) {
     pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
   }
 
-  ~HostStream() override {
+  ~ThreadStream() override {
     {
       std::lock_guard lock(mutex_);
       closing_ = true;
@@ -70,9 +53,14 @@ class HostStream : public Stream {
     return Push({.work = std::move(work)});
   }
 
-  void WaitFor(const Event& event) override {
-    if (event.Done()) return;
+  Event Copy(void* to, const void* from, size_t bytes, const Event& after) override {
+    return Push({.work = [=]() -> absl::Status { return CopyAfter(to, from, bytes, after); }});
+  }
+
+  absl::Status WaitFor(const Event& event) override {
+    if (event.Done()) return event.Wait();
     Push({.gate = event});
+    return absl::OkStatus();
   }
 
   Event Record() override { return Push({.record = true}); }
@@ -131,22 +119,21 @@ class HostStream : public Stream {
 
 class InlineStream : public Stream {
  public:
-  Event Enqueue(std::function<absl::Status()> work) override {
-    auto done = std::make_shared<HostEvent>();
-    absl::Status status = RunGuarded(work, "inline");
+  Event Copy(void* to, const void* from, size_t bytes, const Event& after) override {
+    absl::Status status = CopyAfter(to, from, bytes, after);
+    if (status.ok()) return Event();
     {
       std::lock_guard lock(mutex_);
       since_record_.Update(status);
     }
-    done->Finish(std::move(status));
-    return Event(done);
+    return DoneEvent(std::move(status));
   }
-  void WaitFor(const Event& event) override { event.Wait().IgnoreError(); }
+
+  absl::Status WaitFor(const Event& event) override { return event.Wait(); }
+
   Event Record() override {
-    auto done = std::make_shared<HostEvent>();
     std::lock_guard lock(mutex_);
-    done->Finish(std::exchange(since_record_, absl::OkStatus()));
-    return Event(done);
+    return DoneEvent(std::exchange(since_record_, absl::OkStatus()));
   }
 
  private:
@@ -156,8 +143,8 @@ class InlineStream : public Stream {
 
 }  // namespace
 
-std::unique_ptr<Stream> MakeHostStream(const std::string& name) {
-  return std::make_unique<HostStream>(name);
+std::unique_ptr<HostStream> MakeHostStream(const std::string& name) {
+  return std::make_unique<ThreadStream>(name);
 }
 
 std::unique_ptr<Stream> MakeInlineStream() { return std::make_unique<InlineStream>(); }

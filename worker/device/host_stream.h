@@ -22,7 +22,8 @@ class HostStream : public Stream {
 // only orders: an event that failed holds nothing back.
 std::unique_ptr<HostStream> MakeHostStream(const std::string& name);
 
-// Copies at once on the caller's thread: the compute stream of the CPU. Record is always done.
+// Copies at once on the caller's thread, which waits for what a copy is told to start after: the
+// compute stream of the CPU. Every event is done when it is returned.
 std::unique_ptr<Stream> MakeInlineStream();
 
 }  // namespace zeroshard

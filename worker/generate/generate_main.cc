@@ -62,7 +62,7 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
   const std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
   ZS_ASSIGN_OR_RETURN(
       const auto parameters,
-      MemoryParameters::Load(files.table, *files.weights, device.get(), ops.get(), options.dtype));
+      MemoryParameters::Load(files.table, *files.weights, device.get(), options.dtype));
   const Model model = MakeModel(files.table, /*checkpointing=*/false);
   ZS_ASSIGN_OR_RETURN(const auto generator,
                       Generator::Create(&model, device.get(), ops.get(), options.dtype,

@@ -23,11 +23,12 @@ struct Sizes {
         cache(2 * config.layers * each),
         scratch(DecodeScratchBytes(config, rows, dtype)),
         boundary(rows * config.hidden * static_cast<int64_t>(SizeOf(dtype))),
+        tokens(rows * static_cast<int64_t>(sizeof(int32_t))),
         logits(config.vocab * static_cast<int64_t>(sizeof(float))) {}
 
   int64_t rows;
   int64_t each;  // keys or values of one block
-  int64_t cache, scratch, boundary, logits;
+  int64_t cache, scratch, boundary, tokens, logits;
 };
 
 // Runs `work` on the unit's parameters and gives them back in any case.
@@ -41,8 +42,9 @@ absl::Status WithUnit(ParameterLender* lender, int unit, const Work& work) {
 
 }  // namespace
 
-Generator::Generator(const Model* model, Ops* ops, DType dtype, int64_t capacity)
+Generator::Generator(const Model* model, Device* device, Ops* ops, DType dtype, int64_t capacity)
     : model_(model),
+      device_(device),
       config_(model->table.config),
       dtype_(dtype),
       capacity_(capacity),
@@ -53,7 +55,7 @@ Generator::Generator(const Model* model, Ops* ops, DType dtype, int64_t capacity
 
 int64_t Generator::Bytes(const ModelConfig& config, DType dtype, int64_t capacity) {
   const Sizes sizes(config, dtype, capacity);
-  return sizes.cache + sizes.scratch + 2 * sizes.boundary + sizes.logits;
+  return sizes.cache + sizes.scratch + 2 * sizes.boundary + sizes.tokens + sizes.logits;
 }
 
 int64_t Generator::Positions(const ModelConfig& config) {
@@ -68,16 +70,18 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Create(const Model* model,
     return absl::InvalidArgumentError(absl::StrCat(
         "a sequence of ", capacity, " positions: the model has 1 to ", Positions(config)));
   }
-  std::unique_ptr<Generator> made(new Generator(model, ops, dtype, capacity));
+  std::unique_ptr<Generator> made(new Generator(model, device, ops, dtype, capacity));
   const Sizes sizes(config, dtype, capacity);
   for (const auto& [buffer, bytes] : {std::pair{&made->cache_, sizes.cache},
                                       {&made->scratch_, sizes.scratch},
                                       {&made->input_, sizes.boundary},
                                       {&made->output_, sizes.boundary},
+                                      {&made->tokens_, sizes.tokens},
                                       {&made->logits_, sizes.logits}}) {
     ZS_ASSIGN_OR_RETURN(*buffer,
                         device->Allocate(static_cast<size_t>(bytes), MemoryKind::kActivations));
   }
+  ZS_ASSIGN_OR_RETURN(made->read_logits_, device->AllocateHost(static_cast<size_t>(sizes.logits)));
   made->context_.scratch = made->scratch_.data();
   char* next = made->cache_.as<char>();
   for (int64_t block = 0; block < config.layers; ++block, next += 2 * sizes.each) {
@@ -92,8 +96,10 @@ absl::Status Generator::Pass(absl::Span<const int32_t> tokens, bool last, Parame
   void* y = output_.data();
   int unit = 0;
   ZS_RETURN_IF_ERROR(lender->BeginPass());
+  ZS_RETURN_IF_ERROR(
+      CopyAndWait(device_, tokens_.data(), tokens.data(), tokens.size() * sizeof(int32_t)));
   ZS_RETURN_IF_ERROR(WithUnit(lender, unit, [&](const LentParameters& lent) {
-    return model_->embedding->Decode(context_, lent.own, length_, rows, tokens.data(), x);
+    return model_->embedding->Decode(context_, lent.own, length_, rows, tokens_.as<int32_t>(), x);
   }));
   for (size_t block = 0; block < model_->blocks.size(); ++block) {
     ZS_RETURN_IF_ERROR(WithUnit(lender, ++unit, [&](const LentParameters& lent) {
@@ -130,7 +136,8 @@ absl::StatusOr<absl::Span<const float>> Generator::Step(absl::Span<const int32_t
     const absl::Span<const int32_t> piece = tokens.subspan(at, static_cast<size_t>(most_rows_));
     ZS_RETURN_IF_ERROR(Pass(piece, at + piece.size() == tokens.size(), lender));
   }
-  return absl::MakeConstSpan(logits_.as<float>(), static_cast<size_t>(config_.vocab));
+  ZS_RETURN_IF_ERROR(CopyAndWait(device_, read_logits_.data(), logits_.data(), logits_.bytes()));
+  return absl::MakeConstSpan(read_logits_.as<float>(), static_cast<size_t>(config_.vocab));
 }
 
 }  // namespace zeroshard

@@ -41,11 +41,12 @@ class Generator {
   int64_t capacity() const { return capacity_; }
 
  private:
-  Generator(const Model* model, Ops* ops, DType dtype, int64_t capacity);
+  Generator(const Model* model, Device* device, Ops* ops, DType dtype, int64_t capacity);
   // One pass over the model; `last`: with the logits of the last token.
   absl::Status Pass(absl::Span<const int32_t> tokens, bool last, ParameterLender* lender);
 
   const Model* model_;
+  Device* const device_;
   const ModelConfig config_;
   const DType dtype_;
   const int64_t capacity_;
@@ -53,7 +54,8 @@ class Generator {
   UnitContext context_;
   int64_t length_ = 0;
   std::vector<KvCache> caches_;  // by block
-  Buffer cache_, scratch_, input_, output_, logits_;
+  Buffer cache_, scratch_, input_, output_, tokens_, logits_;
+  Buffer read_logits_;  // the host's
 };
 
 }  // namespace zeroshard

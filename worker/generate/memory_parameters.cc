@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/kernels/convert.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -17,10 +18,10 @@ void* At(const Buffer& buffer, int64_t element, DType dtype) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MemoryParameters>> MemoryParameters::Load(
-    const ModelTable& model, const ParameterSource& source, Device* device, Ops* ops, DType dtype) {
+    const ModelTable& model, const ParameterSource& source, Device* device, DType dtype) {
   auto loaded = std::make_unique<MemoryParameters>();
-  ZS_ASSIGN_OR_RETURN(const Buffer piece,
-                      device->Allocate(kPiece * sizeof(float), MemoryKind::kBuffers));
+  std::vector<float> piece(static_cast<size_t>(kPiece));
+  std::vector<char> rounded(static_cast<size_t>(kPiece) * SizeOf(dtype));
   for (const UnitTable& unit : model.units) {
     ZS_ASSIGN_OR_RETURN(Buffer flat,
                         device->Allocate(static_cast<size_t>(unit.length) * SizeOf(dtype),
@@ -28,9 +29,11 @@ absl::StatusOr<std::unique_ptr<MemoryParameters>> MemoryParameters::Load(
     for (const ParameterInfo& tensor : unit.parameters) {
       for (int64_t begin = 0; begin < tensor.size; begin += kPiece) {
         const int64_t end = std::min(tensor.size, begin + kPiece);
-        ZS_RETURN_IF_ERROR(source.Read(tensor, begin, end, piece.as<float>()));
-        ops->Convert(piece.data(), DType::kF32, end - begin, At(flat, tensor.offset + begin, dtype),
-                     dtype);
+        ZS_RETURN_IF_ERROR(source.Read(tensor, begin, end, piece.data()));
+        cpu::Convert(piece.data(), DType::kF32, end - begin, rounded.data(), dtype, 1);
+        ZS_RETURN_IF_ERROR(CopyAndWait(device, At(flat, tensor.offset + begin, dtype),
+                                       rounded.data(),
+                                       static_cast<size_t>(end - begin) * SizeOf(dtype)));
       }
     }
     source.DropPages();

@@ -9,7 +9,6 @@
 #include "common/plan/model_table.h"
 #include "worker/device/device.h"
 #include "worker/generate/parameter_lender.h"
-#include "worker/ops/ops.h"
 
 namespace zeroshard {
 
@@ -19,8 +18,7 @@ class MemoryParameters : public ParameterLender {
   // source's errors; RESOURCE_EXHAUSTED names the bytes.
   static absl::StatusOr<std::unique_ptr<MemoryParameters>> Load(const ModelTable& model,
                                                                 const ParameterSource& source,
-                                                                Device* device, Ops* ops,
-                                                                DType dtype);
+                                                                Device* device, DType dtype);
 
   absl::StatusOr<LentParameters> Borrow(int unit) override;
   absl::Status GiveBack(int unit) override { return absl::OkStatus(); }

@@ -91,13 +91,11 @@ absl::Status SelfAttention::AttendCached(const Pass& pass, void* out) const {
   void* queries = pass.At("attn.d_out");  // dense; inference has no use for the gradient
   void* const keys = Advance(pass.cache->keys, pass.past * kv_width_, dtype);
   void* const values = Advance(pass.cache->values, pass.past * kv_width_, dtype);
-  for (int64_t row = 0; row < pass.rows; ++row) {
-    const void* from = Advance(qkv, row * qkv_width_, dtype);
-    pass.ops().Copy(Advance(queries, row * width_, dtype), from, Bytes(width_, dtype));
-    pass.ops().Copy(Advance(keys, row * kv_width_, dtype), Part(from, 1, dtype),
-                    Bytes(kv_width_, dtype));
-    pass.ops().Copy(Advance(values, row * kv_width_, dtype), Part(from, 2, dtype),
-                    Bytes(kv_width_, dtype));
+  const auto stride = static_cast<int64_t>(Bytes(qkv_width_, dtype));
+  const std::array<void*, 3> to = {queries, keys, values};
+  for (size_t part = 0; part < to.size(); ++part) {
+    const auto width = static_cast<int64_t>(Bytes(PartWidth(part), dtype));
+    pass.ops().CopyRows(to[part], width, Part(qkv, part, dtype), stride, pass.rows, width);
   }
   if (pass.past == 0) return Attend(pass, out);
   CachedAttentionArgs args;

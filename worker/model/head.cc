@@ -24,12 +24,11 @@ class Head : public HeadUnit {
         activations_(config, UnitKind::kHead, /*checkpointing=*/false) {}
 
   absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
-                    const MicroBatch& mb, const void* x, LossResult* result) override {
+                    const MicroBatch& mb, const void* x, double* loss) override {
     const Pass pass = MakePass(ctx, params, mb);
-    *result = LossResult();
     norm_.Forward(pass, x, pass.At("norm.out"));
     for (int64_t b = 0; b < mb.batch; ++b) {
-      const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/false, result);
+      const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/false, loss);
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -38,13 +37,12 @@ class Head : public HeadUnit {
   absl::Status LossAndBackward(const UnitContext& ctx, const void* params, const void* lm_head,
                                const MicroBatch& mb, const void* x, void* dx, GradientSink* sink,
                                GradientSink* head_sink, int64_t head_offset,
-                               LossResult* result) override {
+                               double* loss) override {
     Pass pass = MakePass(ctx, params, mb);
-    *result = LossResult();
     void* norm_out = pass.At("norm.out");
     norm_.Forward(pass, x, norm_out);
     for (int64_t b = 0; b < mb.batch; ++b) {
-      absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/true, result);
+      absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/true, loss);
       if (!status.ok()) return status;
       void* sequence = Sequence(pass, norm_out, b);
       status = mb.batch == 1 ? HandOutGradient(pass, sequence, head_sink, head_offset)
@@ -114,7 +112,7 @@ class Head : public HeadUnit {
 
   // The loss of sequence b; with `gradient` the logits become the gradient of it.
   absl::Status SequenceLoss(const Pass& pass, const void* lm_head, const MicroBatch& mb, int64_t b,
-                            bool gradient, LossResult* result) const {
+                            bool gradient, double* loss) const {
     const int64_t T = config_.sequence;
     const void* sequence = Sequence(pass, pass.At("norm.out"), b);
     void* logits = pass.At("logits");
@@ -127,11 +125,7 @@ class Head : public HeadUnit {
     const int32_t* targets = mb.targets + b * T;
     pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(), gradient,
                                    losses);
-    for (int64_t t = 0; t < T; ++t) {
-      if (targets[t] < 0) continue;
-      result->loss += static_cast<double>(losses[t]);
-      ++result->tokens;
-    }
+    pass.ops().AddLosses(losses, targets, T, loss);
     return absl::OkStatus();
   }
 

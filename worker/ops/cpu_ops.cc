@@ -13,6 +13,7 @@
 #include "worker/ops/cross_entropy_columns.h"
 #include "worker/ops/dropout.h"
 #include "worker/ops/matmul.h"
+#include "worker/ops/rows.h"
 #include "worker/ops/vector_ops.h"
 
 namespace zeroshard {
@@ -132,6 +133,17 @@ void CpuOps::Dropout(const DropoutArgs& args, const void* x, int64_t batch, int6
   cpu::Dropout(args, x, batch, per_sample, dtype, y, threads_);
 }
 
+void CpuOps::Copy(void* to, const void* from, size_t bytes) {
+  cpu::Copy(to, from, bytes, threads_);
+}
+
+void CpuOps::Zero(void* to, size_t bytes) { cpu::Zero(to, bytes, threads_); }
+
+void CpuOps::CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                      int64_t rows, int64_t bytes) {
+  cpu::CopyRows(to, to_stride, from, from_stride, rows, bytes, threads_);
+}
+
 void CpuOps::Add(const void* a, const void* b, int64_t n, DType dtype, void* y) {
   cpu::Add(a, b, n, dtype, y, threads_);
 }
@@ -170,6 +182,40 @@ void CpuOps::AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType gra
                    DType param_type) {
   cpu::AdamW(args, n, grad, grad_type, master, exp_avg, exp_avg_sq, param, param_type, threads_);
 }
+
+void CpuOps::AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum) {
+  cpu::AddLosses(losses, targets, rows, sum);
+}
+
+void CpuOps::RoundInPlace(float* x, int64_t n, DType wire) {
+  cpu::RoundInPlace(x, n, wire, threads_);
+}
+
+void CpuOps::AddRounded(const void* sum, DType sum_type, int64_t n, DType wire, void* gradient,
+                        DType gradient_type) {
+  cpu::AddRounded(sum, sum_type, n, wire, gradient, gradient_type, threads_);
+}
+
+void CpuOps::ScatterRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols, DType dtype,
+                         void* table) {
+  cpu::ScatterRows(ids, rows, n, cols, dtype, table, threads_);
+}
+
+void CpuOps::AccumulateRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols,
+                            DType dtype, float* table) {
+  cpu::AccumulateRows(ids, rows, n, cols, dtype, table, threads_);
+}
+
+void CpuOps::FoldRows(const RowSums& sums, const int32_t* ids, const void* rows, int64_t n,
+                      DType dtype) {
+  cpu::FoldRows(sums, ids, rows, n, dtype, threads_);
+}
+
+void CpuOps::JoinRows(const RowSums& sums, DType wire, void* gradient, DType gradient_type) {
+  cpu::JoinRows(sums, wire, gradient, gradient_type, threads_);
+}
+
+void CpuOps::ClearRows(const RowSums& sums) { cpu::ClearRows(sums); }
 
 void CpuOps::AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc) {
   cpu::AddSquares(x, n, dtype, acc, threads_);

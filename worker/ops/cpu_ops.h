@@ -48,6 +48,10 @@ class CpuOps : public Ops {
             const float* frequencies, int64_t first_position, bool inverse, DType dtype) override;
   void Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample,
                DType dtype, void* y) override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+  void Zero(void* to, size_t bytes) override;
+  void CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+                int64_t bytes) override;
   void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) override;
   void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, int64_t batch,
                         int64_t seq, int64_t cols, DType dtype, void* y) override;
@@ -61,6 +65,18 @@ class CpuOps : public Ops {
   void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc) override;
   void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,
              float* exp_avg, float* exp_avg_sq, void* param, DType param_type) override;
+  void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum) override;
+  void RoundInPlace(float* x, int64_t n, DType wire) override;
+  void AddRounded(const void* sum, DType sum_type, int64_t n, DType wire, void* gradient,
+                  DType gradient_type) override;
+  void ScatterRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols, DType dtype,
+                   void* table) override;
+  void AccumulateRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols, DType dtype,
+                      float* table) override;
+  void FoldRows(const RowSums& sums, const int32_t* ids, const void* rows, int64_t n,
+                DType dtype) override;
+  void JoinRows(const RowSums& sums, DType wire, void* gradient, DType gradient_type) override;
+  void ClearRows(const RowSums& sums) override;
   void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc) override;
 
   std::string Fingerprint() const override;

@@ -165,5 +165,13 @@ void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int
   });
 }
 
+void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum) {
+  double total = *sum;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (targets[i] >= 0) total += static_cast<double>(losses[i]);
+  }
+  *sum = total;
+}
+
 }  // namespace zeroshard::cpu
 #endif  // HWY_ONCE

@@ -1,4 +1,4 @@
-// Softmax cross-entropy of logits that are stored with the vocabulary outermost.
+// Softmax cross-entropy of logits that are stored with the vocabulary outermost, and its sum.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +14,8 @@ namespace zeroshard::cpu {
 // the bits do not depend on the threads or on the vector length. Reentrant.
 void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
                          bool gradient, float* losses, int threads);
+
+// Ops::AddLosses; one after the other, as the order is part of the result. Reentrant.
+void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum);
 
 }  // namespace zeroshard::cpu

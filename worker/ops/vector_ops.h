@@ -15,6 +15,7 @@
 // * Outputs may not overlap inputs unless ops.h or the comment here says so.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "common/kernels/adamw.h"
@@ -55,6 +56,13 @@ void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n,
 void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
           const float* frequencies, int64_t first_position, bool inverse, DType dtype, int threads);
 
+// Nothing overlaps. Fixed ranges a thread, at least 256 KiB each.
+void Copy(void* to, const void* from, size_t bytes, int threads);
+void Zero(void* to, size_t bytes, int threads);
+// Strides are at least `bytes`, or any where rows is at most 1.
+void CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+              int64_t bytes, int threads);
+
 void Add(const void* a, const void* b, int64_t n, DType dtype, void* y, int threads);
 
 void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, int64_t batch,
@@ -65,6 +73,13 @@ void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, 
                       void* d_pos, int threads);
 
 void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc, int threads);
+
+// The same bits as Convert to `wire` and back.
+void RoundInPlace(float* x, int64_t n, DType wire, int threads);
+// The same bits as Convert for each rounding and AccumulateF32 for the sum, in one pass. `sum` is
+// not the gradient.
+void AddRounded(const void* sum, DType sum_type, int64_t n, DType wire, void* gradient,
+                DType gradient_type, int threads);
 
 void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc, int threads);
 

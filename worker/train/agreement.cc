@@ -29,8 +29,7 @@ absl::Status Agree(Communicator* comm, const absl::Status& own, const std::strin
   mine.code = static_cast<int32_t>(own.code());
   mine.length = static_cast<uint32_t>(std::min(own.message().size(), kAgreedMessageBytes));
   own.message().copy(mine.message, mine.length);
-  ZS_RETURN_IF_ERROR(
-      comm->AllGather(entries.data(), sizeof(Entry), DType::kU8, {.unit = what}).Wait());
+  ZS_RETURN_IF_ERROR(comm->AllGatherHost(entries.data(), sizeof(Entry), {.unit = what}));
   for (size_t rank = 0; rank < entries.size(); ++rank) {
     const Entry& e = entries[rank];
     if (e.code == 0) continue;

@@ -123,7 +123,7 @@ absl::Status Checkpointer::Open() {
   ranges_ = options_.engine->OwnedRanges();
   ZS_RETURN_IF_ERROR(Allocate());
   MakePieces();
-  thread_ = options_.device->NewStream("checkpoint");
+  thread_ = MakeHostStream("checkpoint");
   return absl::OkStatus();
 }
 
@@ -135,7 +135,7 @@ absl::Status Checkpointer::Allocate() {
   }
   for (int kind = 0; kind < kStateKinds; ++kind) {
     const size_t bytes = static_cast<size_t>(kind == 0 ? all : trained) * sizeof(float);
-    ZS_ASSIGN_OR_RETURN(memory_[kind], options_.device->Allocate(bytes, MemoryKind::kBuffers));
+    ZS_ASSIGN_OR_RETURN(memory_[kind], options_.device->AllocateHost(bytes));
     // The pages are there before the first copy needs them.
     std::memset(memory_[kind].data(), 0, bytes);
   }
@@ -164,17 +164,18 @@ void Checkpointer::MakePieces() {
   }
 }
 
-void Checkpointer::Copy(bool kept) {
+absl::Status Checkpointer::Copy(bool kept) {
   for (int kind = 0; kind < kStateKinds; ++kind) {
     float* at = memory_[kind].as<float>();
     for (const OwnedRange& range : ranges_) {
       if (kind != 0 && !range.trained) continue;
       if (range.keeps_master == kept)
-        options_.engine->CopyState(static_cast<StateKind>(kind), range.unit, range.begin, range.end,
-                                   at);
+        ZS_RETURN_IF_ERROR(options_.engine->CopyState(static_cast<StateKind>(kind), range.unit,
+                                                      range.begin, range.end, at));
       at += range.size();
     }
   }
+  return absl::OkStatus();
 }
 
 SaveState Checkpointer::state() const {
@@ -201,11 +202,8 @@ void Checkpointer::Start(uint64_t step, uint64_t next_sample, absl::Duration wai
   next_sample_ = next_sample;
   waited_ = waited;
   started_ = absl::Now();
-  Copy(false);
-  copied_ = thread_->Enqueue([this] {
-    Copy(true);
-    return absl::OkStatus();
-  });
+  const absl::Status frozen = Copy(false);
+  copied_ = thread_->Enqueue([this, frozen] { return frozen.ok() ? Copy(true) : frozen; });
   pause_ = absl::Now() - started_;
   phase_ = SaveState::kCollecting;
   written_ = completed_ = Event();
@@ -228,6 +226,7 @@ void Checkpointer::WaitForCopy() {
 }
 
 absl::Status Checkpointer::WriteOwn() {
+  ZS_RETURN_IF_ERROR(copied_.Wait());
   for (int kind = 0; kind < kStateKinds; ++kind) {
     digests_[kind] = WeightDigest();
     const float* at = memory_[kind].as<float>();
@@ -256,10 +255,8 @@ absl::Status Checkpointer::Advance(const std::vector<RankFlags>& flags) {
   if (!AllSettled(flags)) return absl::OkStatus();
   std::vector<Report> reports(flags.size());
   FillReport(&reports[static_cast<size_t>(options_.comm->rank())]);
-  ZS_RETURN_IF_ERROR(options_.comm
-                         ->AllGather(reports.data(), sizeof(Report), DType::kU8,
-                                     {.unit = "checkpoint", .step = step_})
-                         .Wait());
+  ZS_RETURN_IF_ERROR(options_.comm->AllGatherHost(reports.data(), sizeof(Report),
+                                                  {.unit = "checkpoint", .step = step_}));
   if (!IsRankZero()) {
     phase_ = SaveState::kIdle;
     return absl::OkStatus();

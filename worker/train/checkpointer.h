@@ -31,6 +31,7 @@
 #include "common/saving/completion.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
+#include "worker/device/host_stream.h"
 #include "worker/train/step_stats.h"
 #include "worker/zero/engine.h"
 #include "zeroshard/v1/cluster.pb.h"
@@ -97,7 +98,7 @@ class Checkpointer {
   absl::Status Allocate();
   void MakePieces();
   // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
-  void Copy(bool kept);
+  absl::Status Copy(bool kept);
   absl::Status WriteOwn();
   void FillReport(Report* report) const;
   // Rank 0's thread.
@@ -130,7 +131,7 @@ class Checkpointer {
 
   std::atomic<uint64_t> progress_{0};
   std::atomic<bool> cancelled_{false};
-  std::unique_ptr<Stream> thread_;  // last: it uses all of the above
+  std::unique_ptr<HostStream> thread_;  // last: it uses all of the above
 };
 
 // Whether no rank has a save on its way.

@@ -28,26 +28,24 @@ Evaluator::Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngi
       data_(data),
       engine_(engine),
       runner_(runner),
-      comm_(comm),
-      buffers_(micro_batch_, sequence_) {}
+      comm_(comm) {}
 
 absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& spec,
                                                              const TokenDataset* data,
                                                              ZeroEngine* engine,
-                                                             ModelRunner* runner,
+                                                             ModelRunner* runner, Device* device,
                                                              Communicator* comm) {
   std::unique_ptr<Evaluator> evaluator(new Evaluator(spec, data, engine, runner, comm));
+  ZS_ASSIGN_OR_RETURN(evaluator->buffers_,
+                      BatchBuffers::Create(evaluator->micro_batch_, evaluator->sequence_, device));
   ZS_RETURN_IF_ERROR(evaluator->CheckTargets());
   return evaluator;
 }
 
 absl::Status Evaluator::CheckTargets() {
-  const int64_t targets = micro_batch_ * sequence_;
   for (int64_t j = 0; j < micro_batches_; ++j) {
-    const MicroBatch mb = LoadBatch(j);
-    ZS_RETURN_IF_ERROR(data_->status());
-    if (std::any_of(mb.targets, mb.targets + targets, [](int32_t t) { return t >= 0; }))
-      return absl::OkStatus();
+    ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, LoadBatch(j));
+    if (batch.tokens > 0) return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
       "none of the tokens in the first %d samples of eval.data carries a loss; give "
@@ -55,11 +53,13 @@ absl::Status Evaluator::CheckTargets() {
       micro_batches_ * micro_batch_));
 }
 
-MicroBatch Evaluator::LoadBatch(int64_t j) {
-  return buffers_.Load(*data_, [&](int64_t i) {
+absl::StatusOr<LoadedBatch> Evaluator::LoadBatch(int64_t j) {
+  ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, buffers_->Load(*data_, [&](int64_t i) {
     const int64_t sample = j * micro_batch_ + i;
     return sample < data_->sample_count() ? sample : -1;  // the last one may not be full
-  });
+  }));
+  ZS_RETURN_IF_ERROR(data_->status());
+  return batch;
 }
 
 absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress& progress,
@@ -73,19 +73,22 @@ absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress
     const int64_t j = round * size + rank;
     // As in training: a rank without a micro-batch in the last round repeats what it has.
     const bool active = j < micro_batches_;
-    MicroBatch mb = buffers_.last();
+    LoadedBatch batch{.mb = buffers_->last()};
     if (active) {
-      mb = LoadBatch(j);
-      ZS_RETURN_IF_ERROR(data_->status());
+      ZS_ASSIGN_OR_RETURN(batch, LoadBatch(j));
     }
+    MicroBatch& mb = batch.mb;
     mb.seed = seed_;
     mb.step = step;
     mb.first_sample = j * micro_batch_;
     mb.dropout = false;
-    ZS_ASSIGN_OR_RETURN(const LossResult loss, runner_->Loss(mb, progress));
-    if (active)
-      stats_[static_cast<size_t>(rank * rounds_ + round)] = {.loss = loss.loss,
-                                                             .tokens = loss.tokens};
+    const int64_t slot = round % runner_->slots();
+    ZS_RETURN_IF_ERROR(runner_->Loss(mb, slot, progress));
+    RoundStats* own = &stats_[static_cast<size_t>(rank * rounds_ + round)];
+    own->tokens = batch.tokens;
+    if (slot + 1 < runner_->slots() && round + 1 < rounds_) continue;
+    ZS_ASSIGN_OR_RETURN(const absl::Span<const MicroBatchSums> sums, runner_->Sums(slot + 1));
+    for (int64_t i = 0; i <= slot; ++i) own[i - slot].loss = sums[static_cast<size_t>(i)].loss;
   }
   progress(StepPhase::kCommunication, "evaluation");
   return Fold(step);
@@ -93,8 +96,7 @@ absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress
 
 absl::StatusOr<double> Evaluator::Fold(uint64_t step) {
   const CollectiveInfo info{.phase = Phase::kForward, .unit = "evaluation", .step = step};
-  ZS_RETURN_IF_ERROR(
-      comm_->AllGather(stats_.data(), rounds_ * kStatsRoundBytes, DType::kU8, info).Wait());
+  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(stats_.data(), rounds_ * kStatsRoundBytes, info));
   double loss = 0;
   int64_t tokens = 0;
   for (int64_t j = 0; j < micro_batches_; ++j) {

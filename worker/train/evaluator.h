@@ -24,7 +24,7 @@ class Evaluator {
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const v1::JobSpec& spec,
                                                            const TokenDataset* data,
                                                            ZeroEngine* engine, ModelRunner* runner,
-                                                           Communicator* comm);
+                                                           Device* device, Communicator* comm);
 
   // Collective: the mean loss over all tokens that count, the same number on every rank and at any
   // world size and stage: micro-batch j (samples [j*mb, (j+1)*mb) of the file order) is rank
@@ -39,7 +39,7 @@ class Evaluator {
             ModelRunner* runner, Communicator* comm);
   // Whether there is anything to measure: usually the first sample tells.
   absl::Status CheckTargets();
-  MicroBatch LoadBatch(int64_t j);
+  absl::StatusOr<LoadedBatch> LoadBatch(int64_t j);
   absl::StatusOr<double> Fold(uint64_t step);
 
   const int64_t micro_batch_;
@@ -51,7 +51,7 @@ class Evaluator {
   ZeroEngine* const engine_;
   ModelRunner* const runner_;
   Communicator* const comm_;
-  BatchBuffers buffers_;
+  std::unique_ptr<BatchBuffers> buffers_;
   std::vector<RoundStats> stats_;  // [rank][round]
 };
 

@@ -127,8 +127,7 @@ absl::Status LoadTogether(Communicator* comm, absl::Duration deadline,
     // Rank 0's clock decides, so that all give up together.
     own.give_up = comm->rank() == 0 && absl::Now() - moved > deadline ? 1 : 0;
     flags[static_cast<size_t>(comm->rank())] = own;
-    ZS_RETURN_IF_ERROR(
-        comm->AllGather(flags.data(), sizeof(Flags), DType::kU8, {.unit = what}).Wait());
+    ZS_RETURN_IF_ERROR(comm->AllGatherHost(flags.data(), sizeof(Flags), {.unit = what}));
     if (any(&Flags::failed)) tasks.signals().stop = true;
     if (any(&Flags::moved)) moved = absl::Now();
     all_ended =

@@ -8,12 +8,27 @@
 #include "common/status_macros.h"
 
 namespace zeroshard {
+namespace {
+
+// An evaluation asks the device for its losses once in so many micro-batches.
+constexpr int64_t kLeastSlots = 64;
+
+}  // namespace
+
+ModelRunner::ModelRunner(const Model* model, const ZeroPolicy* policy, ZeroEngine* engine,
+                         Device* device, Ops* ops)
+    : model_(*model),
+      policy_(*policy),
+      engine_(*engine),
+      device_(device),
+      ops_(ops),
+      slots_(std::max(policy->rounds, kLeastSlots)) {}
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model* model,
                                                                  const ZeroPolicy* policy,
                                                                  ZeroEngine* engine, Device* device,
                                                                  Ops* ops) {
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, policy, engine, ops));
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(model, policy, engine, device, ops));
   const ModelConfig& config = model->table.config;
   const ZeroOptions& o = policy->options;
   const int64_t bytes = ActivationBytes(config, o.micro_batch, o.dtype, o.checkpointing);
@@ -38,6 +53,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model* mo
     return absl::InternalError(
         absl::StrFormat("the activation plan of %d bytes does not match its tables", bytes));
   }
+  const size_t sums = static_cast<size_t>(runner->slots_) * sizeof(MicroBatchSums);
+  ZS_ASSIGN_OR_RETURN(runner->sums_, device->Allocate(sums, MemoryKind::kBuffers));
+  ZS_ASSIGN_OR_RETURN(runner->read_sums_, device->AllocateHost(sums));
   return runner;
 }
 
@@ -65,7 +83,7 @@ absl::Status ModelRunner::Forward(const MicroBatch& mb, const Progress& progress
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::Head(const MicroBatch& mb, const Progress& progress, LossResult* loss) {
+absl::Status ModelRunner::Head(const MicroBatch& mb, double* loss, const Progress& progress) {
   progress(StepPhase::kBackward, UnitName(head_));
   ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeForward(head_));
   ZS_RETURN_IF_ERROR(model_.head->LossAndBackward(
@@ -90,29 +108,38 @@ absl::Status ModelRunner::Backward(const MicroBatch& mb, const Progress& progres
   return engine_.AfterBackward(0);
 }
 
-absl::StatusOr<LossResult> ModelRunner::Loss(const MicroBatch& mb, const Progress& progress) {
-  LossResult loss;
+MicroBatchSums* ModelRunner::ClearSums(int64_t slot) {
+  MicroBatchSums* sums = sums_.as<MicroBatchSums>() + slot;
+  ops_->Zero(sums, sizeof(*sums));
+  return sums;
+}
+
+absl::Status ModelRunner::Loss(const MicroBatch& mb, int64_t slot, const Progress& progress) {
+  MicroBatchSums* sums = ClearSums(slot);
   ZS_RETURN_IF_ERROR(Forward(mb, progress));
   progress(StepPhase::kForward, UnitName(head_));
   ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, engine_.BeforeForward(head_));
   ZS_RETURN_IF_ERROR(model_.head->Loss(Context(head_), parameters.own, parameters.lm_head, mb,
-                                       Input(head_), &loss));
-  ZS_RETURN_IF_ERROR(engine_.AfterForward(head_));
-  return loss;
+                                       Input(head_), &sums->loss));
+  return engine_.AfterForward(head_);
 }
 
-absl::StatusOr<MicroBatchResult> ModelRunner::ForwardBackward(const MicroBatch& micro_batch,
-                                                              const Progress& progress) {
-  MicroBatchResult result;
-  ZS_RETURN_IF_ERROR(Forward(micro_batch, progress));
-  ZS_RETURN_IF_ERROR(Head(micro_batch, progress, &result.loss));
-  ZS_RETURN_IF_ERROR(Backward(micro_batch, progress));
-  NormAccumulator norm;
-  ops_->AddSquares(gradient_,
-                   micro_batch.batch * model_.table.config.sequence * model_.table.config.hidden,
-                   policy_.options.dtype, &norm);
-  result.input_gradient_finite = norm.nonfinite == 0;
-  return result;
+absl::Status ModelRunner::ForwardBackward(const MicroBatch& mb, int64_t slot,
+                                          const Progress& progress) {
+  MicroBatchSums* sums = ClearSums(slot);
+  ZS_RETURN_IF_ERROR(Forward(mb, progress));
+  ZS_RETURN_IF_ERROR(Head(mb, &sums->loss, progress));
+  ZS_RETURN_IF_ERROR(Backward(mb, progress));
+  const ModelConfig& config = model_.table.config;
+  ops_->AddSquares(gradient_, mb.batch * config.sequence * config.hidden, policy_.options.dtype,
+                   &sums->inputs);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Span<const MicroBatchSums>> ModelRunner::Sums(int64_t n) {
+  ZS_RETURN_IF_ERROR(CopyAndWait(device_, read_sums_.data(), sums_.data(),
+                                 static_cast<size_t>(n) * sizeof(MicroBatchSums)));
+  return absl::MakeConstSpan(read_sums_.as<MicroBatchSums>(), static_cast<size_t>(n));
 }
 
 }  // namespace zeroshard

@@ -77,8 +77,7 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   if (!rounds.empty())
     std::memcpy(own + kStatsFixedBytes, rounds.data(), rounds.size() * sizeof(RoundStats));
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "step totals", .step = step};
-  ZS_RETURN_IF_ERROR(
-      comm_->AllGather(entries_.data(), StatsBytes(rounds_), DType::kU8, info).Wait());
+  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(entries_.data(), StatsBytes(rounds_), info));
   for (int rank = 0; rank < comm_->size(); ++rank)
     flags_[static_cast<size_t>(rank)] = Verdict(rank).flags;
   ZS_RETURN_IF_ERROR(CheckFinite(step, first_sample, unit_names));
@@ -102,7 +101,7 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
 absl::Status StepExchange::ExchangeFlags(uint64_t step, const RankFlags& own) {
   flags_[static_cast<size_t>(comm_->rank())] = own;
   const CollectiveInfo info{.phase = Phase::kStep, .unit = "hold", .step = step};
-  return comm_->AllGather(flags_.data(), sizeof(RankFlags), DType::kU8, info).Wait();
+  return comm_->AllGatherHost(flags_.data(), sizeof(RankFlags), info);
 }
 
 }  // namespace zeroshard

@@ -100,8 +100,9 @@ class TrainerImpl : public Trainer {
     ZS_RETURN_IF_ERROR(Fill(initial));
     ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
                                                      options_.device, options_.ops));
-    buffers_ =
-        std::make_unique<BatchBuffers>(policy_.options.micro_batch, model_.table.config.sequence);
+    ZS_ASSIGN_OR_RETURN(
+        buffers_, BatchBuffers::Create(policy_.options.micro_batch, model_.table.config.sequence,
+                                       options_.device));
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
                                                policy_.options.micro_batch, options_.comm);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
@@ -207,8 +208,9 @@ class TrainerImpl : public Trainer {
     if (options_.spec.eval().data_size() == 0) return absl::OkStatus();
     if (options_.eval_data == nullptr)
       return absl::InvalidArgumentError("the job has eval.data, but no evaluation set was opened");
-    ZS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(options_.spec, options_.eval_data,
-                                                      engine_.get(), runner_.get(), options_.comm));
+    ZS_ASSIGN_OR_RETURN(evaluator_,
+                        Evaluator::Create(options_.spec, options_.eval_data, engine_.get(),
+                                          runner_.get(), options_.device, options_.comm));
     return absl::OkStatus();
   }
 
@@ -259,11 +261,14 @@ class TrainerImpl : public Trainer {
     return step == options_.spec.steps() || (interval > 0 && step % interval == 0);
   }
 
-  MicroBatch Load(uint64_t step, int64_t j) {
+  absl::StatusOr<LoadedBatch> Load(uint64_t step, int64_t j) {
     const int64_t first = Position(step, j);
-    MicroBatch mb = buffers_->Load(*options_.data, [&](int64_t i) { return order_.At(first + i); });
-    mb.first_sample = first;
-    return mb;
+    ZS_ASSIGN_OR_RETURN(LoadedBatch batch, buffers_->Load(*options_.data, [&](int64_t i) {
+      return order_.At(first + i);
+    }));
+    ZS_RETURN_IF_ERROR(options_.data->status());
+    batch.mb.first_sample = first;
+    return batch;
   }
 
   absl::Status Stopped() const { return absl::CancelledError("stopped"); }
@@ -286,24 +291,19 @@ class TrainerImpl : public Trainer {
       // tokens (zeros at first): the others wait for it in the collectives, and nobody uses what it
       // computes.
       const bool active = j < policy_.options.micro_batches;
-      MicroBatch mb = buffers_->last();
+      LoadedBatch batch{.mb = buffers_->last()};
       if (active) {
-        mb = Load(step, j);
-        ZS_RETURN_IF_ERROR(options_.data->status());
+        ZS_ASSIGN_OR_RETURN(batch, Load(step, j));
       }
-      mb.seed = options_.spec.seed();
-      mb.step = step;
-      mb.dropout = true;
-      ZS_ASSIGN_OR_RETURN(const MicroBatchResult result, runner_->ForwardBackward(mb, progress));
+      batch.mb.seed = options_.spec.seed();
+      batch.mb.step = step;
+      batch.mb.dropout = true;
+      ZS_RETURN_IF_ERROR(runner_->ForwardBackward(batch.mb, round, progress));
       if (!active) continue;
-      rounds.push_back({.loss = result.loss.loss, .tokens = result.loss.tokens});
-      counters_.tokens += static_cast<uint64_t>(result.loss.tokens);
-      const bool finite = std::isfinite(result.loss.loss) && result.input_gradient_finite;
-      if (!finite && verdict.nonfinite_round == 0) {
-        verdict.nonfinite_round = static_cast<uint32_t>(round) + 1;
-        verdict.nonfinite_sample = static_cast<uint64_t>(Position(step, j));
-      }
+      rounds.push_back({.tokens = batch.tokens});
+      counters_.tokens += static_cast<uint64_t>(batch.tokens);
     }
+    ZS_RETURN_IF_ERROR(ReadLosses(step, &rounds, &verdict));
     progress(StepPhase::kCommunication, "");
     std::string nonfinite_unit;
     ZS_ASSIGN_OR_RETURN(verdict.norm, engine_->FinishGradients(&nonfinite_unit));
@@ -312,6 +312,21 @@ class TrainerImpl : public Trainer {
     }
     verdict.flags = OwnFlags(observer);
     return exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
+  }
+
+  // The losses of this rank's micro-batches, and the first that is not finite.
+  absl::Status ReadLosses(uint64_t step, std::vector<RoundStats>* rounds, RankVerdict* verdict) {
+    ZS_ASSIGN_OR_RETURN(const absl::Span<const MicroBatchSums> sums,
+                        runner_->Sums(static_cast<int64_t>(rounds->size())));
+    for (size_t round = 0; round < sums.size(); ++round) {
+      (*rounds)[round].loss = sums[round].loss;
+      const bool finite = std::isfinite(sums[round].loss) && sums[round].inputs.nonfinite == 0;
+      if (finite || verdict->nonfinite_round != 0) continue;
+      verdict->nonfinite_round = static_cast<uint32_t>(round) + 1;
+      const auto j = static_cast<int64_t>(round) * options_.comm->size() + options_.comm->rank();
+      verdict->nonfinite_sample = static_cast<uint64_t>(Position(step, j));
+    }
+    return absl::OkStatus();
   }
 
   v1::StepRecord MakeRecord(uint64_t step, const StepTotals& totals, SteadyTime start) const {

@@ -7,13 +7,22 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/checkpoint/state_digest.h"
+#include "common/kernels/convert.h"
 #include "common/plan/nearest.h"
 #include "common/status_macros.h"
 #include "worker/zero/fill.h"
 
 namespace zeroshard {
-ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm, StateStore* store)
-    : policy_(*policy), ops_(ops), comm_(comm), store_(store), uses_(&policy->uses) {}
+ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
+                       StateStore* store)
+    : policy_(*policy),
+      device_(device),
+      compute_(device->compute()),
+      state_reads_(device->NewStream("state")),
+      ops_(ops),
+      comm_(comm),
+      store_(store),
+      uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
   // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
@@ -35,9 +44,10 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
         policy->options.offload_optimizer ? "on" : "off", policy->options.stage,
         store != nullptr ? "a" : "no"));
   }
-  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, ops, comm, store));
+  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store));
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
+  ZS_RETURN_IF_ERROR(engine->Allocate());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
   engine->reducer_ =
@@ -48,7 +58,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     ZS_RETURN_IF_ERROR(engine->gather_->PullAll());
   } else {
     const FreshWeights fresh(seed);
-    ZS_RETURN_IF_ERROR(FillParameters(weights == nullptr ? fresh : *weights, units, ops, stop));
+    ZS_RETURN_IF_ERROR(FillParameters(weights == nullptr ? fresh : *weights, units, device, stop));
   }
   ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),
                                                        engine->reducer_.get(), comm, device, ops));
@@ -63,11 +73,18 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   return engine;
 }
 
+absl::Status ZeroEngine::Allocate() {
+  const size_t bytes = units_.size() * sizeof(NormAccumulator);
+  ZS_ASSIGN_OR_RETURN(squares_, device_->Allocate(bytes, MemoryKind::kBuffers));
+  ZS_ASSIGN_OR_RETURN(read_squares_, device_->AllocateHost(bytes));
+  return absl::OkStatus();
+}
+
 absl::Status ZeroEngine::LoadMoments(StateKind kind, const ParameterSource& source,
                                      const std::atomic<bool>* stop) {
   if (store_ != nullptr)
     return absl::FailedPreconditionError("the moments are in the shard stores");
-  return FillMoments(kind, source, &units_, ops_, stop);
+  return FillMoments(kind, source, &units_, device_, stop);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
@@ -147,22 +164,35 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
   }
   if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
     const UnitState& embedding = units_.front();
-    if (embedding.trained) pusher_->Push(0, {embedding.own_begin, embedding.own_end}, {});
+    if (embedding.trained)
+      pusher_->Push(0, {embedding.own_begin, embedding.own_end}, compute_->Record());
     ZS_RETURN_IF_ERROR(pusher_->FinishRounding());
   }
-  NormAccumulator norm;
-  for (const UnitState& unit : units_) {
-    if (!unit.trained || unit.owned() == 0) continue;
-    const uint64_t before = norm.nonfinite;
-    ops_->AddSquares(unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type, &norm);
-    if (norm.nonfinite > before && first_nonfinite->empty()) *first_nonfinite = unit.table->name;
-  }
+  const Event read = ReadSquares();
   if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
   if (pusher_ != nullptr) {
     Waiting waiting(&waited_.stores);
     ZS_RETURN_IF_ERROR(pusher_->Drain());
   }
+  ZS_RETURN_IF_ERROR(read.Wait());
+  NormAccumulator norm;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const NormAccumulator& squares = read_squares_.as<NormAccumulator>()[u];
+    norm.Add(squares);
+    if (squares.nonfinite > 0 && first_nonfinite->empty()) *first_nonfinite = units_[u].table->name;
+  }
   return norm;
+}
+
+Event ZeroEngine::ReadSquares() {
+  ops_->Zero(squares_.data(), squares_.bytes());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const UnitState& unit = units_[u];
+    if (!unit.trained || unit.owned() == 0) continue;
+    ops_->AddSquares(unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type,
+                     squares_.as<NormAccumulator>() + u);
+  }
+  return compute_->Copy(read_squares_.data(), squares_.data(), squares_.bytes());
 }
 
 // Stage 0 updates everything everywhere: the sums go from their owners to all.
@@ -186,18 +216,18 @@ absl::Status ZeroEngine::GatherShardedGradients() {
                     static_cast<char*>(whole) + unit.own_begin * static_cast<int64_t>(SizeOf(wire)),
                     wire);
     }
-    events.push_back(
-        comm_->AllGather(whole, unit.layout.shard, wire,
-                         {.phase = Phase::kStep, .unit = unit.table->name, .step = step_}));
+    events.push_back(comm_->AllGather(
+        whole, unit.layout.shard, wire,
+        {.phase = Phase::kStep, .unit = unit.table->name, .step = step_}, compute_->Record()));
     if (rounded.empty()) continue;
     Waiting waiting(&waited_.communication);
-    ZS_RETURN_IF_ERROR(events.back().Wait());
+    ZS_RETURN_IF_ERROR(compute_->WaitFor(events.back()));
     ops_->Convert(whole, wire, unit.layout.length, unit.gradient.data(), DType::kF32);
     reducer_->GiveTransient(std::move(rounded.back()));
     rounded.clear();
   }
   Waiting waiting(&waited_.communication);
-  for (const Event& event : events) ZS_RETURN_IF_ERROR(event.Wait());
+  for (const Event& event : events) ZS_RETURN_IF_ERROR(compute_->WaitFor(event));
   return absl::OkStatus();
 }
 
@@ -224,6 +254,7 @@ absl::Status ZeroEngine::Update(const AdamWArgs& args) {
   for (UnitState& unit : units_) {
     if (unit.trained) UpdateUnit(&unit, args);
   }
+  updated_ = compute_->Record();
   return gather_->GatherUpdated(step_);
 }
 
@@ -235,19 +266,28 @@ absl::Status ZeroEngine::Drain() {
   return gather_->Drain();
 }
 
-void ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin, int64_t end,
-                           float* out) const {
-  if (begin >= end) return;
+absl::Status ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin, int64_t end,
+                                   float* out) const {
+  if (begin >= end) return absl::OkStatus();
   const UnitState& unit = units_[static_cast<size_t>(unit_index)];
-  const size_t bytes = static_cast<size_t>(end - begin) * sizeof(float);
-  if (kind != StateKind::kMaster) {
-    const Buffer& moments = kind == StateKind::kExpAvg ? unit.exp_avg : unit.exp_avg_sq;
-    ops_->Copy(out, moments.as<float>() + (begin - unit.state_begin), bytes);
-  } else if (unit.KeepsMaster()) {
-    ops_->Copy(out, unit.Master(begin), bytes);
-  } else {
-    ops_->Convert(unit.Parameter(begin), unit.dtype, end - begin, out, DType::kF32);
-  }
+  if (kind == StateKind::kMaster && !unit.KeepsMaster())
+    return ReadParameters(unit.Parameter(begin), unit.dtype, end - begin, updated_, out);
+  const float* from = kind == StateKind::kMaster ? unit.Master(begin)
+                      : kind == StateKind::kExpAvg
+                          ? unit.exp_avg.as<float>() + (begin - unit.state_begin)
+                          : unit.exp_avg_sq.as<float>() + (begin - unit.state_begin);
+  return state_reads_->Copy(out, from, static_cast<size_t>(end - begin) * sizeof(float), updated_)
+      .Wait();
+}
+
+absl::Status ZeroEngine::ReadParameters(const void* from, DType type, int64_t n,
+                                        const Event& after, float* out) const {
+  const size_t bytes = static_cast<size_t>(n) * SizeOf(type);
+  if (type == DType::kF32) return state_reads_->Copy(out, from, bytes, after).Wait();
+  std::vector<char> values(bytes);
+  ZS_RETURN_IF_ERROR(state_reads_->Copy(values.data(), from, bytes, after).Wait());
+  cpu::Convert(values.data(), type, n, out, DType::kF32, 1);
+  return absl::OkStatus();
 }
 
 std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
@@ -263,10 +303,10 @@ std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
   return ranges;
 }
 
-WeightDigest ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
+absl::StatusOr<WeightDigest> ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
   WeightDigest digest;
   std::vector<float> piece;
-  constexpr int64_t kPiece = int64_t{1} << 16;
+  constexpr int64_t kPiece = int64_t{1} << 20;
   for (const OwnedRange& range : OwnedRanges()) {
     const UnitState& unit = units_[static_cast<size_t>(range.unit)];
     if (kind != StateKind::kMaster && !range.trained) continue;
@@ -277,7 +317,7 @@ WeightDigest ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
     for (int64_t at = range.begin; at < range.end; at += kPiece) {
       const int64_t end = std::min(at + kPiece, range.end);
       piece.resize(static_cast<size_t>(end - at));
-      CopyState(kind, range.unit, at, end, piece.data());
+      ZS_RETURN_IF_ERROR(CopyState(kind, range.unit, at, end, piece.data()));
       digest.Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(at), piece);
     }
   }
@@ -289,10 +329,9 @@ absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
   const size_t n = own.size();
   std::vector<WeightDigest> all(static_cast<size_t>(comm_->size()) * n);
   std::copy(own.begin(), own.end(), all.begin() + comm_->rank() * static_cast<int64_t>(n));
-  ZS_RETURN_IF_ERROR(comm_
-                         ->AllGather(all.data(), static_cast<int64_t>(n * sizeof(WeightDigest)),
-                                     DType::kU8, {.unit = "weights digest", .step = step_})
-                         .Wait());
+  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(all.data(),
+                                          static_cast<int64_t>(n * sizeof(WeightDigest)),
+                                          {.unit = "weights digest", .step = step_}));
   std::vector<WeightDigest> total(n);
   for (size_t i = 0; i < all.size(); ++i) total[i % n].Combine(all[i]);
   return total;
@@ -301,15 +340,17 @@ absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
 absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
   ZS_RETURN_IF_ERROR(Drain());
   if (store_ != nullptr) return std::string();
-  ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total,
-                      CombineDigests({OwnDigest(StateKind::kMaster, false)}));
+  ZS_ASSIGN_OR_RETURN(const WeightDigest own, OwnDigest(StateKind::kMaster, false));
+  ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total, CombineDigests({own}));
   return total[0].Hex();
 }
 
 absl::StatusOr<std::array<std::string, kStateKinds>> ZeroEngine::LoadedDigests() {
   std::vector<WeightDigest> own;
-  for (int kind = 0; kind < kStateKinds; ++kind)
-    own.push_back(OwnDigest(static_cast<StateKind>(kind), true));
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    ZS_ASSIGN_OR_RETURN(const WeightDigest digest, OwnDigest(static_cast<StateKind>(kind), true));
+    own.push_back(digest);
+  }
   ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total, CombineDigests(own));
   std::array<std::string, kStateKinds> digests;
   for (size_t kind = 0; kind < digests.size(); ++kind) digests[kind] = total[kind].Hex();
@@ -339,27 +380,25 @@ absl::Status ZeroEngine::SetTensor(const std::string& name, absl::Span<const flo
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has %d elements, not %d", name, at.info->size, values.size()));
   }
-  SetRange(&unit, at.info->offset, values, ops_);
-  return absl::OkStatus();
+  return SetRange(&unit, at.info->offset, values, device_);
 }
 
 absl::Status ZeroEngine::OwnValues(const UnitState& unit, float* out) {
   const int index = static_cast<int>(&unit - units_.data());
   if (unit.owned() == 0) return absl::OkStatus();
-  if (store_ == nullptr) {
-    CopyState(StateKind::kMaster, index, unit.own_begin, unit.own_end, out);
-    return absl::OkStatus();
-  }
-  if (unit.keeps_parameters) {
-    ops_->Convert(unit.Parameter(unit.own_begin), unit.dtype, unit.owned(), out, DType::kF32);
-    return absl::OkStatus();
-  }
-  std::vector<char> pulled(static_cast<size_t>(unit.owned()) * SizeOf(unit.dtype));
-  const Event event =
-      store_->Pull(gather_->version(), index, unit.own_begin, unit.own_end, pulled.data());
-  ZS_RETURN_IF_ERROR(event.Wait());
-  ops_->Convert(pulled.data(), unit.dtype, unit.owned(), out, DType::kF32);
-  return absl::OkStatus();
+  if (store_ == nullptr)
+    return CopyState(StateKind::kMaster, index, unit.own_begin, unit.own_end, out);
+  if (unit.keeps_parameters)
+    return ReadParameters(unit.Parameter(unit.own_begin), unit.dtype, unit.owned(),
+                          compute_->Record(), out);
+  ZS_ASSIGN_OR_RETURN(const Buffer pulled,
+                      device_->Allocate(static_cast<size_t>(unit.owned()) * SizeOf(unit.dtype),
+                                        MemoryKind::kBuffers));
+  return ReadParameters(
+      pulled.data(), unit.dtype, unit.owned(),
+      store_->Pull(gather_->version(), index, unit.own_begin, unit.own_end, pulled.data(),
+                   compute_->Record()),
+      out);
 }
 
 absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
@@ -368,10 +407,9 @@ absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& n
   ZS_RETURN_IF_ERROR(Drain());
   std::vector<float> whole(static_cast<size_t>(unit.layout.Padded()));
   ZS_RETURN_IF_ERROR(OwnValues(unit, whole.data() + unit.own_begin));
-  ZS_RETURN_IF_ERROR(comm_
-                         ->AllGather(whole.data(), unit.layout.shard, DType::kF32,
-                                     {.unit = unit.table->name, .step = step_})
-                         .Wait());
+  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(whole.data(),
+                                          unit.layout.shard * static_cast<int64_t>(sizeof(float)),
+                                          {.unit = unit.table->name, .step = step_}));
   const auto first = whole.begin() + at.info->offset;
   return std::vector<float>(first, first + at.info->size);
 }

@@ -73,8 +73,8 @@ class ZeroEngine {
   // order, the head's included. Between steps.
   void BeginEvaluation(uint64_t step);
 
-  // Parameters are valid until the matching After. In training the head's backward follows its
-  // forward under one gather: BeforeForward(head), then AfterBackward(head).
+  // Parameters are valid, for what is computed, until the matching After. In training the head's
+  // backward follows its forward under one gather: BeforeForward(head), then AfterBackward(head).
   absl::StatusOr<UnitParameters> BeforeForward(int unit);
   absl::Status AfterForward(int unit);
   absl::StatusOr<UnitParameters> BeforeBackward(int unit);
@@ -110,10 +110,10 @@ class ZeroEngine {
 
   // What this rank writes into checkpoints, between steps. Nothing in an offloaded job.
   std::vector<OwnedRange> OwnedRanges() const;
-  // The fp32 values of one kind of an owned range, or of a part of it. A moment exists only where
-  // the range is trained. Where fp32 values are kept another thread may call it until the next
-  // Update: it only copies memory.
-  void CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
+  // The fp32 values of one kind of an owned range, or of a part of it, into host memory. A moment
+  // exists only where the range is trained. Another thread may call it until the next Update: it
+  // only copies memory, on a stream of its own. The device's error.
+  absl::Status CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
 
   // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first
   // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes; FAILED_PRECONDITION in
@@ -127,9 +127,11 @@ class ZeroEngine {
   const WaitTimes& waited() const { return waited_; }
 
  private:
-  ZeroEngine(const ZeroPolicy* policy, Ops* ops, Communicator* comm, StateStore* store);
+  ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
+             StateStore* store);
+  absl::Status Allocate();
   // This rank's part of a digest.
-  WeightDigest OwnDigest(StateKind kind, bool as_filled) const;
+  absl::StatusOr<WeightDigest> OwnDigest(StateKind kind, bool as_filled) const;
   absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
   // Takes the next use of the schedule; INTERNAL if it is another unit's.
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
@@ -141,10 +143,18 @@ class ZeroEngine {
     const ParameterInfo* info;
   };
   absl::StatusOr<Located> Locate(const std::string& name);
-  // The fp32 values of this rank's shard.
+  // Squares of every trained unit's gradient, on their way to host memory.
+  Event ReadSquares();
+  // The fp32 values of this rank's shard, into host memory.
   absl::Status OwnValues(const UnitState& unit, float* out);
+  // Those of `n` parameters of `type` in device memory, once `after` is done.
+  absl::Status ReadParameters(const void* from, DType type, int64_t n, const Event& after,
+                              float* out) const;
 
   const ZeroPolicy& policy_;
+  Device* const device_;
+  Stream* const compute_;
+  const std::unique_ptr<Stream> state_reads_;  // CopyState's
   Ops* ops_;
   Communicator* comm_;
   StateStore* store_;
@@ -161,6 +171,8 @@ class ZeroEngine {
   size_t next_use_ = 0;
   std::vector<int> open_uses_;  // of the current unit
   WaitTimes waited_;
+  Buffer squares_, read_squares_;  // NormAccumulator by unit: the device's, the host's
+  Event updated_;                  // the state is that of the last Update
 };
 
 }  // namespace zeroshard

@@ -12,9 +12,10 @@ constexpr int64_t kPiece = int64_t{1} << 20;  // elements; a multiple of 64
 
 // Calls `use` with the values of elements [at, at + size) of the unit's flat vector, for all of
 // `tensor` that lies in [begin, end).
-absl::Status ReadPieces(const ParameterSource& source, const ParameterInfo& tensor, int64_t begin,
-                        int64_t end, const std::atomic<bool>* stop, std::vector<float>* piece,
-                        const std::function<void(int64_t at, absl::Span<const float>)>& use) {
+absl::Status ReadPieces(
+    const ParameterSource& source, const ParameterInfo& tensor, int64_t begin, int64_t end,
+    const std::atomic<bool>* stop, std::vector<float>* piece,
+    const std::function<absl::Status(int64_t at, absl::Span<const float>)>& use) {
   const int64_t last = std::min(end, tensor.offset + tensor.size);
   for (int64_t at = std::max(begin, tensor.offset); at < last; at += kPiece) {
     if (stop != nullptr && *stop) return absl::CancelledError("stopped while loading");
@@ -22,7 +23,7 @@ absl::Status ReadPieces(const ParameterSource& source, const ParameterInfo& tens
     piece->resize(static_cast<size_t>(n));
     ZS_RETURN_IF_ERROR(
         source.Read(tensor, at - tensor.offset, at - tensor.offset + n, piece->data()));
-    use(at, *piece);
+    ZS_RETURN_IF_ERROR(use(at, *piece));
   }
   return absl::OkStatus();
 }
@@ -45,8 +46,8 @@ void DigestFilled(UnitState* unit, int index, int64_t at, absl::Span<const float
 
 }  // namespace
 
-absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units, Ops* ops,
-                            const std::atomic<bool>* stop) {
+absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units,
+                            Device* device, const std::atomic<bool>* stop) {
   std::vector<float> piece;
   for (size_t u = 0; u < units->size(); ++u) {
     UnitState& unit = (*units)[u];
@@ -56,9 +57,9 @@ absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState
     for (const ParameterInfo& tensor : unit.table->parameters) {
       ZS_RETURN_IF_ERROR(ReadPieces(source, tensor, begin, end, stop, &piece,
                                     [&](int64_t at, absl::Span<const float> values) {
-                                      SetRange(&unit, at, values, ops);
-                                      if (unit.KeepsMaster()) return;
-                                      DigestFilled(&unit, static_cast<int>(u), at, values);
+                                      if (!unit.KeepsMaster())
+                                        DigestFilled(&unit, static_cast<int>(u), at, values);
+                                      return SetRange(&unit, at, values, device);
                                     }));
     }
     source.DropPages();
@@ -67,7 +68,8 @@ absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState
 }
 
 absl::Status FillMoments(StateKind kind, const ParameterSource& source,
-                         std::vector<UnitState>* units, Ops* ops, const std::atomic<bool>* stop) {
+                         std::vector<UnitState>* units, Device* device,
+                         const std::atomic<bool>* stop) {
   std::vector<float> piece;
   for (UnitState& unit : *units) {
     if (!unit.trained) continue;
@@ -76,8 +78,9 @@ absl::Status FillMoments(StateKind kind, const ParameterSource& source,
       if (!tensor.trainable) continue;
       ZS_RETURN_IF_ERROR(ReadPieces(source, tensor, unit.state_begin, unit.state_end, stop, &piece,
                                     [&](int64_t at, absl::Span<const float> values) {
-                                      ops->Copy(moments.as<float>() + (at - unit.state_begin),
-                                                values.data(), values.size() * sizeof(float));
+                                      return CopyAndWait(
+                                          device, moments.as<float>() + (at - unit.state_begin),
+                                          values.data(), values.size() * sizeof(float));
                                     }));
     }
     source.DropPages();

@@ -16,11 +16,12 @@
 namespace zeroshard {
 
 // Parameters and master weights. The source's errors; CANCELLED once `stop` (may be null) is true.
-absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units, Ops* ops,
-                            const std::atomic<bool>* stop);
+absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units,
+                            Device* device, const std::atomic<bool>* stop);
 
 // exp_avg or exp_avg_sq of every trainable tensor.
 absl::Status FillMoments(StateKind kind, const ParameterSource& source,
-                         std::vector<UnitState>* units, Ops* ops, const std::atomic<bool>* stop);
+                         std::vector<UnitState>* units, Device* device,
+                         const std::atomic<bool>* stop);
 
 }  // namespace zeroshard

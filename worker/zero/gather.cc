@@ -26,6 +26,7 @@ ParameterGather::ParameterGather(const ZeroPolicy* policy, std::vector<UnitState
       units_(*units),
       comm_(comm),
       ops_(ops),
+      compute_(device->compute()),
       store_(store),
       times_(*times),
       pool_(MakePool(policy->options, device)),
@@ -58,10 +59,10 @@ void ParameterGather::BeginPass(const std::vector<UnitUse>* uses) {
 absl::Status ParameterGather::Wait(const Event& pulled, const Event& rest) {
   {
     Waiting waiting(&times_.stores);
-    ZS_RETURN_IF_ERROR(pulled.Wait());
+    ZS_RETURN_IF_ERROR(compute_->WaitFor(pulled));
   }
   Waiting waiting(&times_.communication);
-  return rest.Wait();
+  return compute_->WaitFor(rest);
 }
 
 absl::Status ParameterGather::Issue(int use, uint64_t step) {
@@ -70,28 +71,29 @@ absl::Status ParameterGather::Issue(int use, uint64_t step) {
   Gathered& g = gathered_[static_cast<size_t>(use)];
   const size_t size = SizeOf(unit.dtype);
   ZS_ASSIGN_OR_RETURN(g.buffer, pool_.Take(static_cast<size_t>(unit.layout.Padded()) * size));
+  // Whoever had the buffer before has been computed then.
+  Event after = compute_->Record();
   if (unit.owned() > 0) {
     char* own = g.buffer.as<char>() + static_cast<size_t>(unit.own_begin) * size;
     const size_t bytes = static_cast<size_t>(unit.owned()) * size;
     const Event& pulled = renewals_[static_cast<size_t>(what.unit)].pulled;
     if (Pulls(unit)) {
-      g.own = store_->Pull(version_, what.unit, unit.own_begin, unit.own_end, own);
+      g.own = store_->Pull(version_, what.unit, unit.own_begin, unit.own_end, own, after);
     } else if (!pulled.Done()) {
-      g.own = copies_->Enqueue([this, pulled, own, shard = unit.parameters.data(), bytes] {
-        absl::Status status = pulled.Wait();
-        if (status.ok()) ops_->Copy(own, shard, bytes);  // only copies memory: from any thread
-        return status;
-      });
+      ZS_RETURN_IF_ERROR(copies_->WaitFor(after));
+      g.own = copies_->Copy(own, unit.parameters.data(), bytes, pulled);
     } else {
       ZS_RETURN_IF_ERROR(pulled.Wait());
       ops_->Copy(own, unit.parameters.data(), bytes);
+      after = compute_->Record();
     }
+    if (g.own.state() != nullptr) after = g.own;
   }
   g.ready = comm_->AllGather(g.buffer.data(), unit.layout.shard, unit.dtype,
                              {.phase = what.backward ? Phase::kBackward : Phase::kForward,
                               .unit = unit.table->name,
                               .step = step},
-                             g.own);
+                             after);
   g.issued = true;
   live_ += unit.layout.length;
   return absl::OkStatus();
@@ -150,9 +152,10 @@ absl::Status ParameterGather::GatherWhole(size_t u) {
   const UnitState& unit = units_[u];
   Renewal& renewal = renewals_[u];
   renewal.due = false;
-  renewal.whole = comm_->AllGather(
-      unit.parameters.data(), unit.layout.shard, unit.dtype,
-      {.phase = Phase::kStep, .unit = unit.table->name, .step = version_}, renewal.pulled);
+  renewal.whole =
+      comm_->AllGather(unit.parameters.data(), unit.layout.shard, unit.dtype,
+                       {.phase = Phase::kStep, .unit = unit.table->name, .step = version_},
+                       renewal.pulled.state() != nullptr ? renewal.pulled : compute_->Record());
   return policy_.options.overlap ? absl::OkStatus() : Wait(renewal.pulled, renewal.whole);
 }
 
@@ -165,12 +168,13 @@ absl::Status ParameterGather::GatherUpdated(uint64_t step) {
 }
 
 void ParameterGather::PullKept(bool frozen) {
+  const Event after = compute_->Record();
   for (size_t u = 0; u < units_.size(); ++u) {
     const UnitState& unit = units_[u];
     if (!unit.keeps_parameters || (!unit.trained && !frozen)) continue;
     if (unit.owned() > 0) {
       renewals_[u].pulled = store_->Pull(version_, static_cast<int>(u), unit.own_begin,
-                                         unit.own_end, unit.Parameter(unit.own_begin));
+                                         unit.own_end, unit.Parameter(unit.own_begin), after);
     }
     renewals_[u].due = unit.resident;
   }

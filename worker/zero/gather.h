@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
+#include "worker/ops/ops.h"
 #include "worker/zero/buffer_pool.h"
 #include "worker/zero/state_store.h"
 #include "worker/zero/unit_state.h"
@@ -36,7 +37,7 @@ class ParameterGather {
   // Before each micro-batch: the uses it will have, ZeroPolicy::uses or eval_uses.
   void BeginPass(const std::vector<UnitUse>* uses);
   // `use` indexes the pass's uses, in order within a micro-batch. The unit's whole flat vector,
-  // valid until AfterUse. Errors are the collective's.
+  // valid for the compute stream's work until AfterUse. Errors are the collective's.
   absl::StatusOr<const void*> BeforeUse(int use, uint64_t step);
   void AfterUse(int use);
 
@@ -66,7 +67,7 @@ class ParameterGather {
   absl::Status Prefetch(int use, uint64_t step);
   void PullKept(bool frozen);
   absl::Status GatherWhole(size_t unit);
-  // Waits for the pull, then for the rest.
+  // What is computed from here on waits for the pull and for the rest.
   absl::Status Wait(const Event& pulled, const Event& rest);
   bool Pulls(const UnitState& unit) const { return store_ != nullptr && !unit.keeps_parameters; }
 
@@ -74,6 +75,7 @@ class ParameterGather {
   std::vector<UnitState>& units_;
   Communicator* comm_;
   Ops* ops_;
+  Stream* const compute_;
   StateStore* const store_;
   WaitTimes& times_;
   BufferPool pool_;

@@ -31,6 +31,7 @@ GradientPusher::GradientPusher(const ZeroPolicy* policy, std::vector<UnitState>*
       units_(*units),
       store_(store),
       ops_(ops),
+      compute_(device->compute()),
       piece_(PieceElements(policy->options)),
       pool_(device, Pieces(policy->options)) {}
 
@@ -51,9 +52,9 @@ void GradientPusher::Push(int unit, ElementRange range, const Event& after) {
       store_->Push(step_, unit, range.begin, range.end, state.Gradient(range.begin), after));
 }
 
-Event GradientPusher::PushFrom(int unit, ElementRange range, const void* data) {
+Event GradientPusher::PushFrom(int unit, ElementRange range, const void* data, const Event& after) {
   if (range.size() == 0) return {};
-  pushed_.push_back(store_->Push(step_, unit, range.begin, range.end, data));
+  pushed_.push_back(store_->Push(step_, unit, range.begin, range.end, data, after));
   return pushed_.back();
 }
 
@@ -74,7 +75,7 @@ absl::Status GradientPusher::FinishRounding() {
 // Rounds the first range, or where that must not wait as much of it as there are buffers for.
 absl::Status GradientPusher::RoundFirst(bool wait) {
   Unrounded& first = unrounded_.front();
-  ZS_RETURN_IF_ERROR(first.after.Wait());
+  ZS_RETURN_IF_ERROR(compute_->WaitFor(first.after));
   const UnitState& unit = units_[static_cast<size_t>(first.unit)];
   const DType wire = policy_.options.dtype;
   while (first.range.size() > 0) {
@@ -87,7 +88,8 @@ absl::Status GradientPusher::RoundFirst(bool wait) {
     ZS_ASSIGN_OR_RETURN(Buffer rounded, pool_.Take(static_cast<size_t>(piece_) * SizeOf(wire)));
     ops_->Convert(unit.Gradient(begin), unit.gradient_type, n, rounded.data(), wire);
     ops_->Convert(rounded.data(), wire, n, unit.Gradient(begin), unit.gradient_type);
-    Event event = store_->Push(step_, first.unit, begin, begin + n, rounded.data());
+    Event event =
+        store_->Push(step_, first.unit, begin, begin + n, rounded.data(), compute_->Record());
     pool_.GiveAfter(std::move(rounded), {std::move(event)});
     first.range.begin += n;
   }

@@ -34,7 +34,7 @@ class GradientPusher {
   // done, and nobody writes there until Drain.
   void Push(int unit, ElementRange range, const Event& after);
   // The same where `data` has the sum, in the wire type; it stays as it is until the event is done.
-  Event PushFrom(int unit, ElementRange range, const void* data);
+  Event PushFrom(int unit, ElementRange range, const void* data, const Event& after);
 
   // Rounds what is ready to be, as far as there are buffers. Waits for nothing.
   absl::Status Advance();
@@ -55,6 +55,7 @@ class GradientPusher {
   std::vector<UnitState>& units_;
   StateStore* const store_;
   Ops* const ops_;
+  Stream* const compute_;
   const int64_t piece_;  // elements of a buffer
   InFlightPool pool_;
   std::deque<Unrounded> unrounded_;

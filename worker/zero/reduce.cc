@@ -137,7 +137,7 @@ class GradientReducer::UnitSink : public GradientSink {
     const Event event = owner_.Reduce(unit_, data, ready, output, unit.gradient_type,
                                       owner_.round_ > 0, Phase::kBackward, owner_.contributors_);
     (range->buffer.bytes() > 0 ? range->events : owner_.events_).push_back(event);
-    if (!owner_.policy_.options.overlap) ZS_RETURN_IF_ERROR(event.Wait());
+    if (!owner_.policy_.options.overlap) ZS_RETURN_IF_ERROR(owner_.compute_->WaitFor(event));
     return owner_.PushFinal(unit_, owned, event);
   }
 
@@ -153,6 +153,7 @@ GradientReducer::GradientReducer(const ZeroPolicy* policy, std::vector<UnitState
       units_(*units),
       comm_(comm),
       ops_(ops),
+      compute_(device->compute()),
       pusher_(pusher),
       in_flight_(device, kBuffersInFlight) {
   for (size_t u = 0; u < units->size(); ++u)
@@ -186,7 +187,8 @@ Event GradientReducer::Reduce(int unit, const void* input, ElementRange range, v
   args.output_type = output_type;
   args.accumulate = accumulate;
   return comm_->ReduceScatter(std::move(args),
-                              {.phase = phase, .unit = state.table->name, .step = step_});
+                              {.phase = phase, .unit = state.table->name, .step = step_},
+                              compute_->Record());
 }
 
 absl::Status GradientReducer::PushFinal(int unit, ElementRange owned, const Event& reduced) {
@@ -200,7 +202,7 @@ absl::Status GradientReducer::ReduceApart(int unit, Buffer contribution, Element
   const Event event = Reduce(unit, contribution.data(), range, output, policy_.accumulate_type,
                              round_ > 0, Phase::kBackward, contributors_);
   in_flight_.GiveAfter(std::move(contribution), {event});
-  return policy_.options.overlap ? absl::OkStatus() : event.Wait();
+  return policy_.options.overlap ? absl::OkStatus() : compute_->WaitFor(event);
 }
 
 absl::Status GradientReducer::Drain() {
@@ -219,29 +221,21 @@ absl::Status GradientReducer::ReduceAccumulated(int unit_index) {
   void* own = Shift(sum.data(), unit.own_begin, wire);
   const Event event =
       Reduce(unit_index, sum.data(), {0, length}, own, wire, false, Phase::kStep, comm_->size());
-  ZS_RETURN_IF_ERROR(event.Wait());
+  ZS_RETURN_IF_ERROR(compute_->WaitFor(event));
   if (unit.owned() > 0)
     ops_->Convert(own, wire, unit.owned(), unit.Gradient(unit.own_begin), DType::kF32);
   std::vector<Event> readers;
   if (pusher_ != nullptr)
-    readers.push_back(pusher_->PushFrom(unit_index, {unit.own_begin, unit.own_end}, own));
+    readers.push_back(pusher_->PushFrom(unit_index, {unit.own_begin, unit.own_end}, own, event));
   in_flight_.GiveAfter(std::move(sum), std::move(readers));
   return absl::OkStatus();
 }
 
 // "After the last micro-batch the sum is rounded once to the wire type": in place.
-absl::Status GradientReducer::RoundToWire(UnitState* unit) {
-  const DType wire = policy_.options.dtype;
-  if (unit->gradient_type == wire) return absl::OkStatus();
-  constexpr int64_t kPiece = int64_t{1} << 16;
-  ZS_ASSIGN_OR_RETURN(Buffer piece, in_flight_.Take(kPiece * SizeOf(wire)));
-  for (int64_t at = unit->own_begin; at < unit->own_end; at += kPiece) {
-    const int64_t n = std::min(kPiece, unit->own_end - at);
-    ops_->Convert(unit->Gradient(at), unit->gradient_type, n, piece.data(), wire);
-    ops_->Convert(piece.data(), wire, n, unit->Gradient(at), unit->gradient_type);
-  }
-  in_flight_.GiveAfter(std::move(piece), {});
-  return absl::OkStatus();
+void GradientReducer::RoundToWire(UnitState* unit) {
+  if (unit->gradient_type == policy_.options.dtype || unit->owned() == 0) return;
+  ops_->RoundInPlace(static_cast<float*>(unit->Gradient(unit->own_begin)), unit->owned(),
+                     policy_.options.dtype);
 }
 
 absl::Status GradientReducer::FinishRounds() {
@@ -251,7 +245,7 @@ absl::Status GradientReducer::FinishRounds() {
     if (policy_.gradient_mode == GradientMode::kFullAccumulate) {
       ZS_RETURN_IF_ERROR(ReduceAccumulated(static_cast<int>(u)));
     } else if (pusher_ == nullptr || u == 0) {  // the others are rounded where they are pushed
-      ZS_RETURN_IF_ERROR(RoundToWire(&units_[u]));
+      RoundToWire(&units_[u]);
     }
   }
   return pusher_ == nullptr ? absl::OkStatus() : pusher_->FinishRounding();

@@ -53,12 +53,13 @@ class GradientReducer {
   // The owned part of a range is the step's sum once `reduced` is done, if this is the last round.
   absl::Status PushFinal(int unit, ElementRange owned, const Event& reduced);
   absl::Status ReduceAccumulated(int unit);
-  absl::Status RoundToWire(UnitState* unit);
+  void RoundToWire(UnitState* unit);
 
   const ZeroPolicy& policy_;
   std::vector<UnitState>& units_;
   Communicator* comm_;
   Ops* ops_;
+  Stream* const compute_;
   GradientPusher* pusher_;
   InFlightPool in_flight_;
   std::vector<Event> events_;  // of reductions that read the units' own buffers

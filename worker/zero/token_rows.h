@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "common/plan/planner.h"
@@ -25,8 +24,8 @@ class TokenRows {
   ~TokenRows();
 
   // Where Ops::EmbeddingBackwardRows writes: ids [mb*T], rows [mb*T, C] in the wire type.
-  int32_t* ids() { return ids_.as<int32_t>(); }
-  void* rows() { return rows_.data(); }
+  int32_t* ids() const { return ids_.as<int32_t>(); }
+  void* rows() const { return rows_.data(); }
 
   void BeginStep();
   // After the embedding's backward of a round (GradientReducer::BeginRound was called for it).
@@ -41,10 +40,7 @@ class TokenRows {
   absl::Status ReduceDense(int64_t round);
   absl::Status GatherRows(uint64_t step, int contributors);
   absl::Status FoldGathered();
-  void AccumulateLocally();
-  // Adds this rank's part of one row to its accumulator.
-  void FoldRow(int32_t id, const char* row);
-  absl::Status JoinRange(ElementRange range, const void* sum, DType sum_type);
+  absl::Status AllocateSums(int64_t capacity, Device* device);
 
   const ModelConfig& config_;
   const ZeroPolicy& policy_;
@@ -52,20 +48,19 @@ class TokenRows {
   GradientReducer* reducer_;
   Communicator* comm_;
   Ops* ops_;
+  Stream* const compute_;
   const ElementRange table_;   // of the unit's flat vector
   const ElementRange blocks_;  // the same in whole blocks
   const ElementRange owned_;   // this rank's part of it
-  const int64_t first_row_;    // that owned_ touches
   const DType wire_;
 
   Buffer ids_, rows_;
   Buffer all_ids_, all_rows_;  // of every rank, as gathered
   Event gathered_ids_, gathered_rows_;
   int gathered_contributors_ = 0;  // 0: nothing gathered that is not folded
-  Buffer sums_;  // fp32 accumulators [capacity, C], or the dense sum of a tied table
-  std::vector<int32_t> slot_of_row_;  // by row - first_row_; -1: untouched
-  std::vector<int32_t> touched_;      // rows, in order of their slots
-  Buffer piece_;                      // for Join
+  Buffer sums_;      // fp32 accumulators [capacity, C], or the dense sum of a tied table
+  Buffer slots_;     // what touched rows are looked up in
+  RowSums touched_;  // over the two, where rows travel as rows
 };
 
 }  // namespace zeroshard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/kernels/convert.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -38,21 +39,29 @@ absl::Status AllocateGradients(const ZeroPolicy& policy, UnitState* unit, Device
 
 }  // namespace
 
-void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops) {
+absl::Status SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values,
+                      Device* device) {
   const int64_t end = begin + static_cast<int64_t>(values.size());
   const int64_t from = std::max(begin, unit->resident ? 0 : unit->own_begin);
   const int64_t to = std::min(end, unit->resident ? unit->layout.length : unit->own_end);
   if (from < to) {
-    ops->Convert(values.data() + (from - begin), DType::kF32, to - from, unit->Parameter(from),
-                 unit->dtype);
+    const float* held = values.data() + (from - begin);
+    const size_t bytes = static_cast<size_t>(to - from) * SizeOf(unit->dtype);
+    std::vector<char> rounded;
+    const void* written = held;
+    if (unit->dtype != DType::kF32) {
+      rounded.resize(bytes);
+      cpu::Convert(held, DType::kF32, to - from, rounded.data(), unit->dtype, 1);
+      written = rounded.data();
+    }
+    ZS_RETURN_IF_ERROR(CopyAndWait(device, unit->Parameter(from), written, bytes));
   }
-  if (unit->master.data() == nullptr) return;
+  if (unit->master.data() == nullptr) return absl::OkStatus();
   const int64_t kept_from = std::max(begin, unit->state_begin);
   const int64_t kept_to = std::min(end, unit->state_end);
-  if (kept_from < kept_to) {
-    ops->Copy(unit->Master(kept_from), values.data() + (kept_from - begin),
-              static_cast<size_t>(kept_to - kept_from) * sizeof(float));
-  }
+  if (kept_from >= kept_to) return absl::OkStatus();
+  return CopyAndWait(device, unit->Master(kept_from), values.data() + (kept_from - begin),
+                     static_cast<size_t>(kept_to - kept_from) * sizeof(float));
 }
 
 void* UnitState::Parameter(int64_t element) const {

@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/state_digest.h"
 #include "common/plan/zero_policy.h"
 #include "worker/device/device.h"
-#include "worker/ops/ops.h"
 
 namespace zeroshard {
 
@@ -47,8 +47,10 @@ struct UnitState {
 };
 
 // Sets parameters and master weights of [begin, begin + values.size()) of the flat vector, as far
-// as they are held here; a parameter is its value rounded once to the unit's type.
-void SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values, Ops* ops);
+// as they are held here; a parameter is its value rounded once to the unit's type. Waits for the
+// device, whose error it has.
+absl::Status SetRange(UnitState* unit, int64_t begin, absl::Span<const float> values,
+                      Device* device);
 
 // Allocates everything, zeroed. RESOURCE_EXHAUSTED from the device.
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,

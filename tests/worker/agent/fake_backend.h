@@ -92,6 +92,9 @@ class FakeCommunicator : public Communicator {
   Event Send(const void*, int64_t, int, const CollectiveInfo&, const Event&) override { return {}; }
   Event Recv(void*, int64_t, int, const CollectiveInfo&, const Event&) override { return {}; }
   Event Barrier(const CollectiveInfo&) override { return {}; }
+  absl::Status AllGatherHost(void*, int64_t, const CollectiveInfo&) override {
+    return absl::OkStatus();
+  }
   void Abort(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(training_->mutex);
     training_->aborted = reason;
@@ -118,7 +121,7 @@ class FakeStore : public StateStore {
   ~FakeStore() override { --training_->alive; }
   v1::StateVersion base() const override { return base_; }
   Event Push(uint64_t, int, int64_t, int64_t, const void*, const Event&) override { return {}; }
-  Event Pull(uint64_t, int, int64_t, int64_t, void*) override { return {}; }
+  Event Pull(uint64_t, int, int64_t, int64_t, void*, const Event&) override { return {}; }
   absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord&, uint64_t, uint64_t) override {
     return v1::StepDecision();
   }
@@ -198,8 +201,8 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
     training->on_open(spec, options);
     return TokenDataset::Open(spec, sequence, vocab_size, options);
   };
-  backend.make_device = MakeCpuDevice;
-  backend.make_ops = [] { return std::unique_ptr<Ops>(); };
+  backend.make_device = [] { return MakeCpuDevice(); };
+  backend.make_ops = [](Device*) { return std::unique_ptr<Ops>(); };
   backend.make_communicator = [training](const CommunicatorOptions& options, Rendezvous* rendezvous,
                                          Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);

@@ -161,6 +161,34 @@ TEST(StoreClientTest, APushStartsAfterItsEventAndHasThatOnesError) {
   store.With([](auto& state) { EXPECT_EQ(state.push_frames, 1); });
 }
 
+TEST(StoreClientTest, APullStartsAfterItsEventAndHasThatOnesError) {
+  FakeStore store;
+  const auto client = StoreClient::Open(Options({&store}));
+  ASSERT_TRUE(client.ok()) << client.status();
+  store.Publish(11, 0, Values(1000, 4));
+  auto before = std::make_shared<TransferEvent>();
+  auto failed = std::make_shared<TransferEvent>();
+  std::string first(2000, '\0'), second(2000, '\0'), third(2000, '\0');
+  const Event kept = (*client)->Pull(11, 0, 0, 1000, first.data(), Event(failed));
+  const Event held = (*client)->Pull(11, 0, 0, 1000, second.data(), Event(before));
+  // One that waits for nothing goes ahead of those.
+  ASSERT_TRUE((*client)->Pull(11, 0, 0, 1000, third.data()).Wait().ok());
+  EXPECT_EQ(third, Values(1000, 4));
+  EXPECT_FALSE(kept.Done());
+  failed->Set(absl::DataLossError("rank 3 is not a number"));
+  EXPECT_EQ(kept.Wait(), absl::DataLossError("rank 3 is not a number"));
+  EXPECT_EQ(first, std::string(2000, '\0'));
+  EXPECT_EQ((*client)->Pull(11, 0, 0, 1000, first.data(), Event(failed)).Wait(),
+            absl::DataLossError("rank 3 is not a number"));
+  EXPECT_EQ((*client)->Pull(11, 0, 0, 0, first.data(), Event(failed)).Wait(),
+            absl::DataLossError("rank 3 is not a number"));
+  EXPECT_FALSE(held.Done());
+  EXPECT_EQ(second, std::string(2000, '\0'));
+  before->Set(absl::OkStatus());
+  EXPECT_TRUE(held.Wait().ok());
+  EXPECT_EQ(second, Values(1000, 4));
+}
+
 TEST(StoreClientTest, NotMoreThanTheBoundIsOnItsWay) {
   FakeStore store;
   StoreClientOptions options = Options({&store});
@@ -367,6 +395,7 @@ TEST(StoreClientTest, AbortEndsWhatIsOnItsWayAndWhatWaits) {
   ASSERT_TRUE(store.Await([](const auto& state) { return state.early.size() == 1; }));
   events.push_back((*client)->Push(11, 1, 0, 700, data.data(), Event(never)));
   events.push_back((*client)->Pull(11, 0, 0, 2500, out.data()));
+  events.push_back((*client)->Pull(11, 1, 0, 700, out.data(), Event(never)));
   ASSERT_TRUE(store.Await([](const auto& state) { return state.waiting.size() == 1; }));
   (*client)->Abort("rank 1 is gone");
   for (const Event& event : events) {

@@ -375,7 +375,7 @@ TEST_P(Worlds, BarrierLetsNobodyThroughBeforeTheLast) {
 TEST(Streams, OperationsQueueUpAndStartAfterTheirEvents) {
   Ranks ranks(2);
   ranks.Each([&](int r) {
-    std::unique_ptr<Stream> compute = ranks.device().NewStream("compute");
+    std::unique_ptr<HostStream> compute = MakeHostStream("compute");
     std::vector<std::vector<float>> buffers(20, std::vector<float>(3000, -1.0f));
     std::vector<Event> events;
     for (int i = 0; i < 20; ++i) {

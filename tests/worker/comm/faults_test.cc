@@ -303,7 +303,7 @@ TEST(Operation, RanksThatDisagreeAboutAnOperationDoNotMixUpData) {
 TEST(Operation, WorkBeforeItThatFailedFailsIt) {
   Ranks ranks(2);
   ranks.Each([&](int r) {
-    auto compute = ranks.device().NewStream("compute");
+    auto compute = MakeHostStream("compute");
     Event broken = compute->Enqueue([] {
       absl::Status status = absl::DataLossError("no gradient");
       MarkNonFinite(&status);

@@ -29,10 +29,10 @@ class Ranks {
       : device_(MakeCpuDevice()), communicators_(size) {
     std::vector<absl::Status> statuses(size);
     Each([&](int rank) {
-      auto made =
-          MakeGlooCommunicator(CommunicatorOptions{rank, size, "127.0.0.1", options.connect_timeout,
-                                           options.operation_timeout, nullptr, options.presence},
-                               options.tuning, &rendezvous_, device_.get());
+      auto made = MakeGlooCommunicator(
+          CommunicatorOptions{rank, size, "127.0.0.1", options.connect_timeout,
+                              options.operation_timeout, nullptr, options.presence},
+          options.tuning, &rendezvous_, device_.get());
       if (made.ok()) communicators_[rank] = *std::move(made);
       statuses[rank] = made.status();
     });

@@ -118,5 +118,22 @@ TEST(DeviceMemoryTest, KindsHaveTheNamesOfTheMetric) {
   EXPECT_EQ(MakeCpuDevice()->name(), "cpu");
 }
 
+TEST(DeviceMemoryTest, HostMemoryIsZeroedAndCountsAsBuffers) {
+  const auto device = MakeCpuDevice();
+  EXPECT_TRUE(device->is_host());
+  for (const size_t bytes : {size_t{1}, cpu::kMapFrom + 1}) {
+    const absl::StatusOr<Buffer> buffer = device->AllocateHost(bytes);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(buffer->bytes(), bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0u);
+    for (size_t at = 0; at < bytes; ++at) ASSERT_EQ(buffer->as<uint8_t>()[at], 0);
+  }
+  EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 0);
+  EXPECT_EQ(device->memory().PeakBytes(MemoryKind::kBuffers), int64_t{cpu::kMapFrom} + 1);
+  const absl::Status refused = device->AllocateHost(std::numeric_limits<size_t>::max()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("18446744073709551615 bytes"));
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/device.h"
+#include "worker/device/host_event.h"
 #include "worker/device/host_stream.h"
 
 namespace zeroshard {
@@ -19,8 +20,7 @@ using ::testing::HasSubstr;
 absl::Status Ok() { return absl::OkStatus(); }
 
 TEST(HostStreamTest, RunsWorkInOrderOnAThreadOfItsOwn) {
-  const auto device = MakeCpuDevice();
-  const auto stream = device->NewStream("order");
+  const auto stream = MakeHostStream("order");
   std::vector<int> seen;
   std::thread::id ran_on;
   for (int i = 0; i < 100; ++i) {
@@ -69,27 +69,23 @@ TEST(HostStreamTest, AnEventCarriesItsErrorAndLaterWorkStillRuns) {
 }
 
 TEST(HostStreamTest, RecordCarriesTheFirstErrorSinceTheLastRecord) {
-  for (const bool inlined : {false, true}) {
-    const auto stream = inlined ? MakeInlineStream() : MakeHostStream("record");
-    stream->Enqueue([] { return absl::DataLossError("first"); });
-    stream->Enqueue([] { return absl::UnknownError("second"); });
-    stream->Enqueue(Ok);
-    EXPECT_EQ(stream->Record().Wait(), absl::DataLossError("first"));
-    EXPECT_TRUE(stream->Record().Wait().ok());
-  }
+  const auto stream = MakeHostStream("record");
+  stream->Enqueue([] { return absl::DataLossError("first"); });
+  stream->Enqueue([] { return absl::UnknownError("second"); });
+  stream->Enqueue(Ok);
+  EXPECT_EQ(stream->Record().Wait(), absl::DataLossError("first"));
+  EXPECT_TRUE(stream->Record().Wait().ok());
 }
 
 TEST(HostStreamTest, ExceptionsBecomeStatusesThatNameTheStream) {
-  for (const bool inlined : {false, true}) {
-    const auto stream = inlined ? MakeInlineStream() : MakeHostStream("inline-or-not");
-    const absl::Status thrown =
-        stream->Enqueue([]() -> absl::Status { throw std::runtime_error("peer gone"); }).Wait();
-    EXPECT_EQ(thrown.code(), absl::StatusCode::kInternal);
-    EXPECT_THAT(std::string(thrown.message()),
-                testing::AllOf(HasSubstr("peer gone"), HasSubstr("inline")));
-    EXPECT_EQ(stream->Enqueue([]() -> absl::Status { throw 3; }).Wait().code(),
-              absl::StatusCode::kInternal);
-  }
+  const auto stream = MakeHostStream("thrower");
+  const absl::Status thrown =
+      stream->Enqueue([]() -> absl::Status { throw std::runtime_error("peer gone"); }).Wait();
+  EXPECT_EQ(thrown.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(thrown.message()),
+              testing::AllOf(HasSubstr("peer gone"), HasSubstr("thrower")));
+  EXPECT_EQ(stream->Enqueue([]() -> absl::Status { throw 3; }).Wait().code(),
+            absl::StatusCode::kInternal);
 }
 
 TEST(HostStreamTest, WaitForHoldsBackOnlyWhatIsEnqueuedAfterIt) {
@@ -102,7 +98,7 @@ TEST(HostStreamTest, WaitForHoldsBackOnlyWhatIsEnqueuedAfterIt) {
     return absl::AbortedError("even a failed event only orders");
   });
   const Event before = second->Enqueue(Ok);
-  second->WaitFor(gate);
+  EXPECT_TRUE(second->WaitFor(gate).ok()) << "its error is not known yet";
   bool seen = false;
   const Event after = second->Enqueue([&] {
     seen = opened;
@@ -113,6 +109,8 @@ TEST(HostStreamTest, WaitForHoldsBackOnlyWhatIsEnqueuedAfterIt) {
   go.set_value();
   EXPECT_TRUE(after.Wait().ok());
   EXPECT_TRUE(seen);
+  EXPECT_EQ(second->WaitFor(gate), absl::AbortedError("even a failed event only orders"));
+  EXPECT_TRUE(second->Record().Wait().ok()) << "nor is it an error of the work behind it";
 }
 
 TEST(HostStreamTest, DestructionRunsWhatWasEnqueued) {
@@ -159,15 +157,75 @@ TEST(HostStreamTest, TakesWorkFromManyThreads) {
   EXPECT_EQ(ran, 800);
 }
 
-TEST(InlineStreamTest, RunsOnTheCallersThreadAtOnce) {
-  const auto stream = MakeInlineStream();
-  std::thread::id ran_on;
-  const Event event = stream->Enqueue([&] {
-    ran_on = std::this_thread::get_id();
+// The compute stream of the CPU, and one that is a thread.
+class CopyTest : public testing::TestWithParam<bool> {
+ protected:
+  std::unique_ptr<Device> device_ = MakeCpuDevice();
+  std::unique_ptr<Stream> own_ = device_->NewStream("copies");
+  Stream* stream() { return GetParam() ? device_->compute() : own_.get(); }
+};
+INSTANTIATE_TEST_SUITE_P(Streams, CopyTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "compute" : "thread"; });
+
+TEST_P(CopyTest, CopiesInOrder) {
+  const std::string text = "sixteen letters!";
+  std::string first(16, '.'), second(16, '.');
+  stream()->Copy(first.data(), text.data(), 16);
+  stream()->Copy(second.data(), first.data(), 16);
+  EXPECT_TRUE(stream()->Record().Wait().ok());
+  EXPECT_EQ(second, text);
+  EXPECT_TRUE(stream()->Copy(nullptr, nullptr, 0).Wait().ok());
+  EXPECT_TRUE(CopyAndWait(device_.get(), first.data(), "other", 5).ok());
+  EXPECT_EQ(first, "other" + text.substr(5));
+}
+
+TEST_P(CopyTest, StartsAfterItsEvent) {
+  const auto before = MakeHostStream("before");
+  std::string from(4, '.'), to(4, '.');
+  const Event filled = before->Enqueue([&] {
+    std::this_thread::yield();
+    from = "done";
     return Ok();
   });
-  EXPECT_TRUE(event.Done());
-  EXPECT_EQ(ran_on, std::this_thread::get_id());
+  EXPECT_TRUE(stream()->Copy(to.data(), from.data(), 4, filled).Wait().ok());
+  EXPECT_EQ(to, "done");
+}
+
+TEST_P(CopyTest, CopiesNothingAfterAFailedEventAndHasItsError) {
+  std::string to = "kept";
+  const Event failed = DoneEvent(absl::DataLossError("bucket 3"));
+  const Event copied = stream()->Copy(to.data(), "lost", 4, failed);
+  EXPECT_EQ(copied.Wait(), absl::DataLossError("bucket 3"));
+  EXPECT_EQ(to, "kept");
+  EXPECT_EQ(stream()->Record().Wait(), absl::DataLossError("bucket 3"));
+  EXPECT_TRUE(stream()->Record().Wait().ok());
+}
+
+TEST_P(CopyTest, WaitForTellsAnErrorThatIsKnown) {
+  EXPECT_TRUE(stream()->WaitFor({}).ok());
+  const Event failed = DoneEvent(absl::DataLossError("bucket 3"));
+  EXPECT_EQ(stream()->WaitFor(failed), absl::DataLossError("bucket 3"));
+}
+
+TEST(InlineStreamTest, CopiesOnTheCallersThreadAtOnce) {
+  const auto stream = MakeInlineStream();
+  std::string to = "....";
+  EXPECT_TRUE(stream->Copy(to.data(), "done", 4).Done());
+  EXPECT_EQ(to, "done");
+  EXPECT_TRUE(stream->Record().Done());
+}
+
+TEST(EventTest, AllOfIsDoneWithTheLastAndHasTheFirstErrorOfTheList) {
+  auto first = std::make_shared<HostEvent>(), second = std::make_shared<HostEvent>();
+  const Event all = AllOf({Event(first), Event(), Event(second)});
+  second->Finish(absl::UnknownError("second"));
+  EXPECT_FALSE(all.Done());
+  first->Finish(absl::DataLossError("first"));
+  EXPECT_TRUE(all.Done());
+  EXPECT_EQ(all.Wait(), absl::DataLossError("first"));
+  EXPECT_EQ(AllOf({Event(), Event(second)}).state(), second) << "one alone stays what it is";
+  EXPECT_TRUE(AllOf({}).Done());
+  EXPECT_TRUE(DoneEvent(Ok()).Wait().ok());
 }
 
 }  // namespace

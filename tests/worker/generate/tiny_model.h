@@ -71,7 +71,7 @@ struct TinyModel {
         ops(MakeCpuOps(threads)),
         model(MakeModel(reference.table(), /*checkpointing=*/false)),
         parameters(*MemoryParameters::Load(reference.table(), ReferenceSource(&reference),
-                                           device.get(), ops.get(), type)),
+                                           device.get(), type)),
         generator(*Generator::Create(&model, device.get(), ops.get(), type, capacity)) {}
 
   // The logits after `tokens`, given all at once or in steps of some tokens.

@@ -143,17 +143,6 @@ TEST_P(DecodeTest, PositionsThatDoNotFitTheCacheAreRefused) {
   }
 }
 
-TEST_P(DecodeTest, TokensOutsideTheVocabularyAreRefused) {
-  for (int32_t token : {-1, 257}) {
-    std::vector<int32_t> tokens = rows_[0];
-    tokens[7] = token;
-    const absl::Status status =
-        DecodeModel(reference_.table(), flat_, tokens, {sequence_}, sequence_, {}).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("position 7"));
-  }
-}
-
 TEST(DecodePositionsTest, Gpt2GoesOnBeyondTheTrainedSequenceButNotBeyondItsTable) {
   const Reference reference = Reference::Load("gpt2_documents").value();
   const ModelConfig& c = reference.table().config;

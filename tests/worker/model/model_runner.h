@@ -56,8 +56,8 @@ struct RunOptions {
 };
 
 struct RunResult {
-  LossResult loss;
-  LossResult loss_only;                                 // of HeadUnit::Loss, before the backward
+  double loss = 0;
+  double loss_only = 0;                                 // of HeadUnit::Loss, before the backward
   std::map<std::string, std::vector<float>> gradients;  // by tensor
   std::vector<std::vector<RecordingSink::Range>> done;  // by unit
 };

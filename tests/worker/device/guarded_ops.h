@@ -1,0 +1,98 @@
+// The CPU's kernels as the kernels of a guarded device: each call is work of its compute stream,
+// over memory that only the device reaches.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tests/worker/device/guarded_device.h"
+#include "worker/ops/ops.h"
+
+namespace zeroshard {
+
+// Pointers must be the device's, but for Rope's frequencies, which are copied within the call. A
+// call returns OK at once; its error becomes the compute stream's.
+class GuardedOps : public Ops {
+ public:
+  // The device must outlive it.
+  explicit GuardedOps(GuardedDevice* device) : device_(device), cpu_(MakeCpuOps(1)) {}
+  // Waits for what was enqueued.
+  ~GuardedOps() override;
+
+  absl::Status Matmul(const MatmulArgs& args) override;
+  void ColumnSum(const void* x, int64_t rows, int64_t cols, DType dtype, void* out,
+                 DType out_type) override;
+  void LayerNormForward(const void* x, const void* weight, const void* bias, int64_t rows,
+                        int64_t cols, float eps, DType dtype, void* y, float* mean,
+                        float* rstd) override;
+  void LayerNormBackward(const void* dy, const void* x, const void* weight, const float* mean,
+                         const float* rstd, int64_t rows, int64_t cols, DType dtype,
+                         bool accumulate_dx, void* dx, void* d_weight, void* d_bias) override;
+  void RmsNormForward(const void* x, const void* weight, int64_t rows, int64_t cols, float eps,
+                      DType dtype, void* y, float* rstd) override;
+  void RmsNormBackward(const void* dy, const void* x, const void* weight, const float* rstd,
+                       int64_t rows, int64_t cols, DType dtype, bool accumulate_dx, void* dx,
+                       void* d_weight) override;
+  void GeluForward(const void* x, int64_t n, DType dtype, void* y) override;
+  void GeluBackward(const void* dy, const void* x, int64_t n, DType dtype, void* dx) override;
+  void SwiGluForward(const void* gate, const void* up, int64_t n, DType dtype, void* y) override;
+  void SwiGluBackward(const void* dy, const void* gate, const void* up, int64_t n, DType dtype,
+                      void* d_gate, void* d_up) override;
+  void Rope(void* x, int64_t ld, int64_t batch, int64_t seq, int64_t heads, int64_t head_dim,
+            const float* frequencies, int64_t first_position, bool inverse, DType dtype) override;
+  void Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample,
+               DType dtype, void* y) override;
+  absl::Status AttentionForward(const AttentionArgs& args, void* out, float* lse) override;
+  absl::Status AttentionBackward(const AttentionArgs& args, const void* out, const void* d_out,
+                                 const float* lse, void* d_q, void* d_k, void* d_v) override;
+  absl::Status CachedAttention(const CachedAttentionArgs& args, void* out) override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+  void Zero(void* to, size_t bytes) override;
+  void CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+                int64_t bytes) override;
+  void Add(const void* a, const void* b, int64_t n, DType dtype, void* y) override;
+  void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, int64_t batch,
+                        int64_t seq, int64_t cols, DType dtype, void* y) override;
+  void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch, int64_t seq,
+                             int64_t cols, DType dtype, int32_t* ids, void* rows) override;
+  void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,
+                        void* d_pos) override;
+  void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
+                           DType dtype, bool gradient, float* losses) override;
+  void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) override;
+  void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc) override;
+  void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,
+             float* exp_avg, float* exp_avg_sq, void* param, DType param_type) override;
+  void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum) override;
+  void RoundInPlace(float* x, int64_t n, DType wire) override;
+  void AddRounded(const void* sum, DType sum_type, int64_t n, DType wire, void* gradient,
+                  DType gradient_type) override;
+  void ScatterRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols, DType dtype,
+                   void* table) override;
+  void AccumulateRows(const int32_t* ids, const void* rows, int64_t n, int64_t cols, DType dtype,
+                      float* table) override;
+  void FoldRows(const RowSums& sums, const int32_t* ids, const void* rows, int64_t n,
+                DType dtype) override;
+  void JoinRows(const RowSums& sums, DType wire, void* gradient, DType gradient_type) override;
+  void ClearRows(const RowSums& sums) override;
+  void AddSquares(const void* x, int64_t n, DType dtype, NormAccumulator* acc) override;
+  std::string Fingerprint() const override { return cpu_->Fingerprint(); }
+  double MatmulSeconds() const override { return 0; }
+
+ private:
+  void Run(std::function<absl::Status()> work);
+  template <typename T>
+  T* View(T* device) const {
+    return static_cast<T*>(device_->HostView(device));
+  }
+  MatmulArgs View(MatmulArgs args) const;
+  AttentionArgs View(AttentionArgs args) const;
+  CachedAttentionArgs View(CachedAttentionArgs args) const;
+  RowSums View(RowSums sums) const;
+
+  GuardedDevice* const device_;
+  const std::unique_ptr<Ops> cpu_;  // the compute stream's
+};
+
+}  // namespace zeroshard
