@@ -3,6 +3,7 @@
 // and gives the same bits on both.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -10,8 +11,11 @@
 
 #ifdef __CUDACC__
 #define ZS_HOST_DEVICE __host__ __device__ __forceinline__
+#define ZS_UNROLL(times) _Pragma(ZS_TEXT(unroll times))
+#define ZS_TEXT(text) #text
 #else
 #define ZS_HOST_DEVICE inline
+#define ZS_UNROLL(times)
 #endif
 
 namespace zeroshard::cuda {
@@ -38,6 +42,43 @@ ZS_HOST_DEVICE float FromBits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
+#endif
+}
+
+// Rounded once each.
+ZS_HOST_DEVICE float Fma(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+ZS_HOST_DEVICE float Divide(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+ZS_HOST_DEVICE float SquareRoot(float value) {
+#ifdef __CUDA_ARCH__
+  return __fsqrt_rn(value);
+#else
+  return std::sqrt(value);
+#endif
+}
+
+// Adds to an integer that other threads add to as well; what it was before.
+template <class I>
+ZS_HOST_DEVICE I FetchAdd(I* to, I value) {
+#ifdef __CUDA_ARCH__
+  return atomicAdd(to, value);
+#else
+  const I before = *to;
+  *to = before + value;
+  return before;
 #endif
 }
 
@@ -155,6 +196,18 @@ ZS_HOST_DEVICE void Store(const float* values, T* p) {
       word.parts[k] = low | high << 16;
     }
     StoreWord(word, p);
+  }
+}
+
+// N elements, bit by bit; N and alignment as for Load.
+template <int N, class T>
+ZS_HOST_DEVICE void CopyElements(const T* from, T* to) {
+  static_assert(N == 1 || N == kPack);
+  if constexpr (N == 1) {
+    *to = *from;
+  } else {
+    constexpr int kInWord = static_cast<int>(sizeof(Word) / sizeof(T));
+    for (int i = 0; i < N; i += kInWord) StoreWord(LoadWord(from + i), to + i);
   }
 }
 
