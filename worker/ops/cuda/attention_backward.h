@@ -48,7 +48,7 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
   const int first_key = task.tile * kKeys;
   const int end_key = first_key + kKeys < p.seq ? first_key + kKeys : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const int group = p.heads / p.kv_heads;
   const float scale_log2 = p.scale * kLog2E;
   auto* k_tile = static_cast<Bf16*>(shared);
@@ -149,7 +149,7 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
   const int first_query = task.tile * kQueries;
   const int end_query = first_query + kQueries < p.seq ? first_query + kQueries : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const float scale_log2 = p.scale * kLog2E;
   const int kv_head = p.kv_head(task.head);
   const auto* k = static_cast<const Bf16*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);

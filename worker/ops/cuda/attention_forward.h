@@ -102,7 +102,7 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
   const int query = first_query + tile_row;
   const int end_query = first_query + kQueries < p.seq ? first_query + kQueries : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const float scale_log2 = p.scale * kLog2E;
   const auto* q = static_cast<const Bf16*>(p.q) + p.Start(task.sample, task.head, p.ld_q);
   const int kv_head = p.kv_head(task.head);

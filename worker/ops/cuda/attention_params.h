@@ -5,19 +5,10 @@
 
 #include <cstdint>
 
-#include "common/kernels/philox.h"
+#include "worker/ops/cuda/dropout_mask.h"
 #include "worker/ops/cuda/host_device.h"
 
 namespace zeroshard::cuda::attention {
-
-// The mask of worker/ops/dropout.h, of all samples.
-struct DropoutRule {
-  uint64_t seed = 0, step = 0;
-  int64_t first_sample = 0;
-  uint32_t site = 0;
-  uint32_t last_dropped = 0;  // a word up to this one drops its element
-  float kept = 1;             // what is kept is multiplied by this
-};
 
 // As AttentionArgs; pointers of element type uint16_t (bf16) or float.
 struct Params {
@@ -26,7 +17,8 @@ struct Params {
   int batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
   const int32_t* document_start = nullptr;  // [batch, seq] or null
   float scale = 1;                          // of scores
-  DropoutRule dropout;                      // read by kernels with dropout only
+  DropoutRule dropout{};                    // these two: for kernels with dropout only
+  int64_t first_sample = 0;
 
   void* out = nullptr;   // [batch * seq, heads * head_dim]; forward writes it
   float* lse = nullptr;  // [batch, heads, seq]; forward writes it
@@ -109,47 +101,27 @@ ZS_HOST_DEVICE bool HasHiddenPair(const int32_t* starts, int first_query, int en
 // The mask of one sample.
 class DropoutOfSample {
  public:
-  ZS_HOST_DEVICE DropoutOfSample(const DropoutRule& rule, int sample)
-      : last_dropped_(rule.last_dropped), kept_(rule.kept) {
-    const auto number = static_cast<uint64_t>(rule.first_sample + sample);
-    const cpu::PhiloxCounter stream =
-        cpu::Philox4x32({Low(rule.step), High(rule.step), Low(number), High(number)},
-                        {Low(rule.seed), High(rule.seed)});
-    key_ = {stream[0], stream[1]};
-    base_[0] = stream[2] ^ rule.site;
-    base_[1] = stream[3];
-  }
+  ZS_HOST_DEVICE DropoutOfSample(const Params& p, int sample)
+      : rule_(p.dropout),
+        stream_(DropoutStreamOf(rule_, static_cast<uint64_t>(p.first_sample + sample))) {}
 
   ZS_HOST_DEVICE float Factor(int64_t element) const {
-    const auto index = static_cast<uint64_t>(element);
-    return FactorOf(Word(Block(index / 4), index % 4));
+    return DropoutFactor(rule_, stream_, static_cast<uint64_t>(element));
   }
   // Of two neighbours, which mostly share a block.
   ZS_HOST_DEVICE void FactorsOfTwo(int64_t element, float* factors) const {
     const auto index = static_cast<uint64_t>(element);
-    const cpu::PhiloxCounter block = Block(index / 4);
-    factors[0] = FactorOf(Word(block, index % 4));
-    factors[1] = index % 4 == 3 ? Factor(element + 1) : FactorOf(Word(block, index % 4 + 1));
+    float block[4];
+    DropoutFactors(rule_, stream_, index / 4, block);
+    const uint64_t word = index % 4;  // selects, so that the block stays in registers
+    factors[0] = word < 2 ? (word == 0 ? block[0] : block[1]) : (word == 2 ? block[2] : block[3]);
+    factors[1] = word == 0 ? block[1] : word == 1 ? block[2] : block[3];
+    if (word == 3) factors[1] = Factor(element + 1);
   }
 
  private:
-  ZS_HOST_DEVICE static uint32_t Low(uint64_t x) { return static_cast<uint32_t>(x); }
-  ZS_HOST_DEVICE static uint32_t High(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
-  ZS_HOST_DEVICE cpu::PhiloxCounter Block(uint64_t number) const {
-    return cpu::Philox4x32({Low(number), High(number), base_[0], base_[1]}, key_);
-  }
-  // Selects, so that the words stay in registers.
-  ZS_HOST_DEVICE static uint32_t Word(const cpu::PhiloxCounter& block, uint64_t word) {
-    const uint32_t low = (word & 1) != 0 ? block[1] : block[0];
-    const uint32_t high = (word & 1) != 0 ? block[3] : block[2];
-    return (word & 2) != 0 ? high : low;
-  }
-  ZS_HOST_DEVICE float FactorOf(uint32_t word) const { return word > last_dropped_ ? kept_ : 0; }
-
-  cpu::PhiloxKey key_{};
-  uint32_t base_[2];
-  uint32_t last_dropped_;
-  float kept_;
+  const DropoutRule& rule_;
+  const DropoutStream stream_;
 };
 // Of the attention weights: its element of a pair.
 ZS_HOST_DEVICE int64_t DropoutElement(int head, int seq, int query, int key) {

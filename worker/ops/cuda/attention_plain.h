@@ -91,7 +91,7 @@ ZS_KERNEL_CODE void PlainForwardBlock(const Simt& simt, const Params& p, void* s
   const int first = task.tile * kPlainRows;
   const int end = first + kPlainRows < p.seq ? first + kPlainRows : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const int kv_head = p.kv_head(task.head);
   const T* k = static_cast<const T*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
   const T* v = static_cast<const T*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
@@ -191,7 +191,7 @@ ZS_KERNEL_CODE void PlainQueryGradientBlock(const Simt& simt, const Params& p, v
   const int first = task.tile * kPlainRows;
   const int end = first + kPlainRows < p.seq ? first + kPlainRows : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const int kv_head = p.kv_head(task.head);
   const T* k = static_cast<const T*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
   const T* v = static_cast<const T*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
@@ -242,7 +242,7 @@ ZS_KERNEL_CODE void PlainKeyGradientBlock(const Simt& simt, const Params& p, voi
   const int first = task.tile * kPlainRows;
   const int end = first + kPlainRows < p.seq ? first + kPlainRows : p.seq;
   const int32_t* starts = p.Starts(task.sample);
-  const DropoutOfSample mask(p.dropout, task.sample);
+  const DropoutOfSample mask(p, task.sample);
   const int group = p.heads / p.kv_heads;
   auto* k = static_cast<float*>(shared);
   float* v = k + kPlainRows * stride;

@@ -30,21 +30,7 @@ inline Path ChoosePath(const AttentionArgs& args, std::initializer_list<const vo
 // The head dimension that the tensor core kernels are compiled for.
 inline int PaddedDim(int64_t head_dim) { return head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : 128; }
 
-// The mask as worker/ops/dropout.h defines it.
-inline bool Drops(const DropoutArgs& args) {
-  return std::llround(std::clamp(static_cast<double>(args.rate), 0.0, 1.0) * 0x1p32) > 0;
-}
-inline DropoutRule RuleOf(const DropoutArgs& args) {
-  if (!Drops(args)) return {};
-  const auto rate = std::clamp(static_cast<double>(args.rate), 0.0, 1.0);
-  const auto threshold = static_cast<uint64_t>(std::llround(rate * 0x1p32));
-  return {.seed = args.seed,
-          .step = args.step,
-          .first_sample = args.first_sample,
-          .site = args.site,
-          .last_dropped = static_cast<uint32_t>(threshold - 1),
-          .kept = threshold >> 32 != 0 ? 0.0f : static_cast<float>(1.0 / (1.0 - rate))};
-}
+inline bool Drops(const DropoutArgs& args) { return DropoutThreshold(args) > 0; }
 
 // Of checked arguments (cpu::CheckAttention); the pointers of a call's results are the caller's to
 // set.
@@ -63,7 +49,8 @@ inline Params ParamsOf(const AttentionArgs& args) {
   p.head_dim = static_cast<int>(args.head_dim);
   p.document_start = args.document_start;
   p.scale = 1.0f / std::sqrt(static_cast<float>(args.head_dim));
-  p.dropout = RuleOf(args.dropout);
+  p.dropout = DropoutRuleOf(args.dropout);
+  p.first_sample = args.dropout.first_sample;
   return p;
 }
 
