@@ -98,14 +98,14 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
     float weights[1][kQueries / 8][4] = {}, d_scores[1][kQueries / 8][4] = {};
     RowsByRows<1, kQueries, D>(simt, k_tile, tile_row, q_tile, weights);
     RowsByRows<1, kQueries, D>(simt, v_tile, tile_row, d_out_tile, d_scores);
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < kQueries / 8; ++n) {
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int column = 0; column < 2; ++column) {
         const int in_tile = n * 8 + ColumnOfElement(lane, column), query = first + in_tile;
         const float base = lse[in_tile] * kLog2E, shift = delta[in_tile];
         const int start = hides && query < p.seq ? StartOf(starts, query) : 0;
-        ZS_UNROLL
+        ZS_UNROLL_ALL
         for (int i = column; i < 4; i += 2) {
           const int key = first_key + tile_row + RowOfElement(lane, i);
           float weight = simt.Exp2(fmaf(weights[0][n][i], scale_log2, -base));
@@ -166,7 +166,7 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
 
   float base[2], shift[2];  // of this lane's rows: lse in powers of two, delta
   int row[2], start[2];
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int half = 0; half < 2; ++half) {
     row[half] = first_query + tile_row + RowOfElement(lane, half * 2);
     const bool valid = row[half] < p.seq;
@@ -200,9 +200,9 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
       DropWeights<kKeys>(mask, task.head, p.seq, first_query + tile_row, first_key, lane,
                          d_scores[0]);
     }
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < kKeys / 8; ++n) {
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + n * 8 + ColumnOfElement(lane, i);
         float weight = simt.Exp2(fmaf(scores[0][n][i], scale_log2, -base[i / 2]));

@@ -27,10 +27,10 @@ template <int N, class Simt>
 ZS_KERNEL_CODE void SoftmaxStep(const Simt& simt, float scale_log2, float (&scores)[N / 8][4],
                                 SoftmaxRows* rows, float (&shrink)[2]) {
   const float infinity = FromBits(0x7F800000u);
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int half = 0; half < 2; ++half) {
     float most = rows->most[half];
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < N / 8; ++n) {
       most = fmaxf(most, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
     }
@@ -41,9 +41,9 @@ ZS_KERNEL_CODE void SoftmaxStep(const Simt& simt, float scale_log2, float (&scor
     shrink[half] = simt.Exp2(fmaf(rows->most[half], scale_log2, -base));
     rows->most[half] = most;
     float sum = rows->sum[half] * shrink[half];
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < N / 8; ++n) {
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int i = half * 2; i < half * 2 + 2; ++i) {
         scores[n][i] = simt.Exp2(fmaf(scores[n][i], scale_log2, -base));
         sum += scores[n][i];
@@ -59,13 +59,13 @@ template <int N>
 ZS_KERNEL_CODE void HideScores(const int32_t* starts, int query, int seq, int key, int lane,
                                float (&scores)[N / 8][4]) {
   const float infinity = FromBits(0x7F800000u);
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int half = 0; half < 2; ++half) {
     const int row = query + RowOfElement(lane, half * 2);
     const int start = row < seq ? StartOf(starts, row) : 0;
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < N / 8; ++n) {
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int i = half * 2; i < half * 2 + 2; ++i) {
         if (!Visible(row, start, key + n * 8 + ColumnOfElement(lane, i))) scores[n][i] = -infinity;
       }
@@ -77,10 +77,10 @@ ZS_KERNEL_CODE void HideScores(const int32_t* starts, int query, int seq, int ke
 template <int N>
 ZS_KERNEL_CODE void DropWeights(const DropoutOfSample& mask, int head, int seq, int query, int key,
                                 int lane, float (&values)[N / 8][4]) {
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int half = 0; half < 2; ++half) {
     const int row = query + RowOfElement(lane, half * 2);
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < N / 8; ++n) {
       float factors[2];
       mask.FactorsOfTwo(DropoutElement(head, seq, row, key + n * 8 + ColumnOfElement(lane, 0)),
@@ -137,7 +137,7 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
     RowsByRows<M, kKeys, D>(simt, q_tile, tile_row, k_tiles + stage, scores);
     const bool hides = HasHiddenPair(starts, first_query, end_query, key, key + kKeys);
     uint32_t weights[M][kKeys / 16][4];
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int m = 0; m < M; ++m) {
       if (hides) HideScores<kKeys>(starts, query + m * 16, p.seq, key, lane, scores[m]);
       float shrink[2];
@@ -146,9 +146,9 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
         DropWeights<kKeys>(mask, task.head, p.seq, query + m * 16, key, lane, scores[m]);
       }
       PackLeft<kKeys>(simt, scores[m], weights[m]);
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int n = 0; n < D / 8; ++n) {
-        ZS_UNROLL
+        ZS_UNROLL_ALL
         for (int i = 0; i < 4; ++i) out[m][n][i] *= shrink[i / 2];
       }
     }
@@ -158,10 +158,10 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
 
   auto* to = static_cast<Bf16*>(p.out) + p.Start(task.sample, task.head, p.ld_out());
   float* lse = p.lse + p.Rows(task.sample, task.head);
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int m = 0; m < M; ++m) {
     float inverse[2];
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int half = 0; half < 2; ++half) {
       float sum = rows[m].sum[half];
       sum += simt.ShuffleXor(sum, 1);

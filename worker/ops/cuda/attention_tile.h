@@ -15,10 +15,10 @@
 
 #ifdef __CUDACC__
 #define ZS_KERNEL_CODE __device__ __forceinline__
-#define ZS_UNROLL _Pragma("unroll")
+#define ZS_UNROLL_ALL _Pragma("unroll")
 #else
 #define ZS_KERNEL_CODE inline
-#define ZS_UNROLL
+#define ZS_UNROLL_ALL
 #endif
 
 namespace zeroshard::cuda::attention {
@@ -62,7 +62,7 @@ ZS_KERNEL_CODE void LoadTile(const Simt& simt, const Bf16* head, int64_t ld, int
   const int rows = chunk * 8 < head_dim ? seq - first - row : 0;  // that there are from here on
   const Bf16* from = head + (first + row) * ld + chunk * 8;
   Bf16* to = tile + ElementOfChunk<D>(row, chunk);
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int step = 0; step < kRows; step += kStep) {
     simt.CopyAsync16(to + step * D, step < rows ? from : head, step < rows);
     from += kStep * ld;
@@ -74,21 +74,21 @@ template <int M, int N, int D, class Simt>
 ZS_KERNEL_CODE void RowsByRows(const Simt& simt, const Bf16* rows, int first_row,
                                const Bf16* columns, float (&result)[M][N / 8][4]) {
   const int lane = simt.thread() % kLanes;
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int depth = 0; depth < D / 16; ++depth) {
     uint32_t left[M][4];
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int m = 0; m < M; ++m) {
       simt.LoadMatrices(
           rows + ElementOfChunk<D>(first_row + m * 16 + lane % 16, depth * 2 + lane / 16), left[m]);
     }
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < N / 16; ++n) {
       uint32_t right[4];
       simt.LoadMatrices(
           columns + ElementOfChunk<D>(n * 16 + lane / 16 * 8 + lane % 8, depth * 2 + lane / 8 % 2),
           right);
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int m = 0; m < M; ++m) {
         simt.MultiplyAdd(left[m], right[0], right[1], result[m][n * 2]);
         simt.MultiplyAdd(left[m], right[2], right[3], result[m][n * 2 + 1]);
@@ -101,9 +101,9 @@ ZS_KERNEL_CODE void RowsByRows(const Simt& simt, const Bf16* rows, int first_row
 template <int N, class Simt>
 ZS_KERNEL_CODE void PackLeft(const Simt& simt, const float (&from)[N / 8][4],
                              uint32_t (&to)[N / 16][4]) {
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int n = 0; n < N / 16; ++n) {
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int i = 0; i < 4; ++i) {
       const float* pair = from[n * 2 + i / 2] + i % 2 * 2;
       to[n][i] = simt.PackBf16(pair[0], pair[1]);
@@ -116,14 +116,14 @@ template <int M, int N, int D, class Simt>
 ZS_KERNEL_CODE void LeftByTile(const Simt& simt, const uint32_t (&left)[M][N / 16][4],
                                const Bf16* tile, float (&result)[M][D / 8][4]) {
   const int lane = simt.thread() % kLanes;
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int depth = 0; depth < N / 16; ++depth) {
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int n = 0; n < D / 16; ++n) {
       uint32_t right[4];
       simt.LoadMatricesTransposed(
           tile + ElementOfChunk<D>(depth * 16 + lane % 16, n * 2 + lane / 16), right);
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int m = 0; m < M; ++m) {
         simt.MultiplyAdd(left[m][depth], right[0], right[1], result[m][n * 2]);
         simt.MultiplyAdd(left[m][depth], right[2], right[3], result[m][n * 2 + 1]);
@@ -141,9 +141,9 @@ ZS_KERNEL_CODE void StoreRows(const Simt& simt, const float (&sums)[D / 8][4], f
                               int first, int seq, int head_dim) {
   const int lane = simt.thread() % kLanes;
   simt.SyncWarp();  // the tile's rows have been read
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int n = 0; n < D / 8; ++n) {
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int half = 0; half < 2; ++half) {
       const float factor = half == 0 ? factor_low : factor_high;
       Bf16* to = tile + ElementOfChunk<D>(tile_row + RowOfElement(lane, half * 2), n) +
@@ -154,7 +154,7 @@ ZS_KERNEL_CODE void StoreRows(const Simt& simt, const float (&sums)[D / 8][4], f
   }
   simt.SyncWarp();
   constexpr int kChunks = D / 8;
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int step = 0; step < 16 * kChunks / kLanes; ++step) {
     const int row = (step * kLanes + lane) / kChunks, chunk = (step * kLanes + lane) % kChunks;
     if (first + row < seq && chunk * 8 < head_dim) {

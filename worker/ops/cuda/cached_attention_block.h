@@ -40,7 +40,7 @@ ZS_KERNEL_CODE void CachedBlock(const Simt& simt, const CachedParams& p, void* s
   const T* v = static_cast<const T*>(p.v) + at_key;
 
   float query[kOfLane], sums[kOfLane];
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int i = 0; i < kOfLane; ++i) {
     const int d = lane + i * kLanes;
     query[i] = d < p.head_dim ? Element<T>::Widen(q[d]) * p.scale : 0.0f;
@@ -51,11 +51,11 @@ ZS_KERNEL_CODE void CachedBlock(const Simt& simt, const CachedParams& p, void* s
   for (int first = warp * kKeysAtOnce; first < keys; first += kWarps * kKeysAtOnce) {
     float weights[kKeysAtOnce];
     float highest = most;
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int j = 0; j < kKeysAtOnce; ++j) {
       const T* key = k + (first + j) * ld;
       float dot = 0;
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int i = 0; i < kOfLane; ++i) {
         const int d = lane + i * kLanes;
         if (d < p.head_dim && first + j < keys) {
@@ -69,17 +69,17 @@ ZS_KERNEL_CODE void CachedBlock(const Simt& simt, const CachedParams& p, void* s
     const float shrink = expf(most - highest);
     most = highest;
     sum *= shrink;
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int j = 0; j < kKeysAtOnce; ++j) {
       weights[j] = expf(weights[j] - highest);
       sum += weights[j];
     }
-    ZS_UNROLL
+    ZS_UNROLL_ALL
     for (int i = 0; i < kOfLane; ++i) {
       const int d = lane + i * kLanes;
       if (d >= p.head_dim) continue;
       float value = sums[i] * shrink;
-      ZS_UNROLL
+      ZS_UNROLL_ALL
       for (int j = 0; j < kKeysAtOnce; ++j) {
         if (first + j < keys) {
           value = fmaf(weights[j], Element<T>::Widen(v[(first + j) * ld + d]), value);
@@ -91,7 +91,7 @@ ZS_KERNEL_CODE void CachedBlock(const Simt& simt, const CachedParams& p, void* s
 
   auto* all_sums = static_cast<float*>(shared);  // [warps, head_dim]
   float* statistics = all_sums + kWarps * p.head_dim;
-  ZS_UNROLL
+  ZS_UNROLL_ALL
   for (int i = 0; i < kOfLane; ++i) {
     const int d = lane + i * kLanes;
     if (d < p.head_dim) all_sums[warp * p.head_dim + d] = sums[i];

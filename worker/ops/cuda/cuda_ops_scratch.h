@@ -21,7 +21,7 @@ class Scratch {
   // At least `bytes`, 256-byte aligned, with any contents; good until the next call. The device's
   // RESOURCE_EXHAUSTED.
   absl::StatusOr<void*> Get(int64_t bytes) {
-    if (static_cast<size_t>(bytes) > buffer_.bytes()) {
+    if (bytes > static_cast<int64_t>(buffer_.bytes())) {
       buffer_ = Buffer();  // first, so that both need not fit
       const auto wanted = static_cast<size_t>(RoundUp(bytes, int64_t{1} << 20));
       ZS_ASSIGN_OR_RETURN(buffer_, device_->Allocate(wanted, MemoryKind::kBuffers));
