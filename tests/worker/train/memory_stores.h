@@ -178,9 +178,11 @@ class MemoryStores {
         return absl::OkStatus();
       });
     }
-    Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) override {
-      Stream& stream = *pulls_[static_cast<size_t>(unit) % pulls_.size()];
+    Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+               const Event& after) override {
+      HostStream& stream = *pulls_[static_cast<size_t>(unit) % pulls_.size()];
       return stream.Enqueue([=, this]() -> absl::Status {
+        ZS_RETURN_IF_ERROR(after.Wait());
         ZS_RETURN_IF_ERROR(owner_.Read(rank_, step, unit, begin, end, out));
         counters_.pulled += static_cast<uint64_t>(end - begin) * SizeOf(owner_.dtype_);
         return absl::OkStatus();
@@ -198,8 +200,8 @@ class MemoryStores {
     MemoryStores& owner_;
     const int rank_;
     OffloadCounters counters_;
-    std::vector<std::unique_ptr<Stream>> pulls_;
-    std::unique_ptr<Stream> pushes_;
+    std::vector<std::unique_ptr<HostStream>> pulls_;
+    std::unique_ptr<HostStream> pushes_;
   };
 
   void Round(Unit* unit) {
@@ -347,7 +349,7 @@ class MemoryStores {
   std::vector<v1::StepDecision> decisions_;
   std::mt19937 order_;
   std::map<int, uint64_t> pushed_, pulled_;
-  std::unique_ptr<Stream> updates_;
+  std::unique_ptr<HostStream> updates_;
 };
 
 }  // namespace zeroshard

@@ -135,8 +135,9 @@ class ServedStores {
                const Event& after) override {
       return client_->Push(step, unit, begin, end, data, after);
     }
-    Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out) override {
-      return client_->Pull(step, unit, begin, end, out);
+    Event Pull(uint64_t step, int unit, int64_t begin, int64_t end, void* out,
+               const Event& after) override {
+      return client_->Pull(step, unit, begin, end, out, after);
     }
     absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord& record, uint64_t next_sample,
                                             uint64_t samples) override {

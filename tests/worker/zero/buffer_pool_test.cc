@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "gtest/gtest.h"
+#include "worker/device/host_stream.h"
 
 namespace zeroshard {
 namespace {
@@ -91,7 +92,7 @@ TEST(BufferPoolTest, ABoundedPoolLetsFreeBuffersGoBeforeItGrowsBeyondIt) {
 TEST(InFlightPoolTest, IsFullWhileItsOldestBufferIsBeingRead) {
   std::unique_ptr<Device> device = MakeCpuDevice();
   InFlightPool pool(device.get(), 1);
-  std::unique_ptr<Stream> stream = device->NewStream("reader");
+  std::unique_ptr<HostStream> stream = MakeHostStream("reader");
   std::mutex mutex;
   Event read;
   {

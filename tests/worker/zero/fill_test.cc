@@ -49,7 +49,6 @@ class CountingSource : public ParameterSource {
 
 TEST(FillTest, EveryRankReadsWhatItHoldsAndNothingElse) {
   const auto device = MakeCpuDevice();
-  const auto ops = MakeCpuOps(1);
   const ModelTable model = TinyModel(false);
   for (int world : {1, 2, 3, 4}) {
     for (int stage : {0, 1, 2, 3}) {
@@ -59,7 +58,7 @@ TEST(FillTest, EveryRankReadsWhatItHoldsAndNothingElse) {
       for (int rank = 0; rank < world; ++rank) {
         auto units = MakeUnitStates(model, policy, rank, device.get());
         ASSERT_TRUE(units.ok());
-        ASSERT_TRUE(FillParameters(source, &*units, ops.get(), nullptr).ok());
+        ASSERT_TRUE(FillParameters(source, &*units, device.get(), nullptr).ok());
         for (const UnitState& unit : *units) {
           for (const ParameterInfo& tensor : unit.table->parameters) {
             for (int64_t i = 0; i < tensor.size; ++i) {
@@ -84,7 +83,6 @@ TEST(FillTest, EveryRankReadsWhatItHoldsAndNothingElse) {
 
 TEST(FillTest, MomentsAreThoseOfTrainableTensorsInTheStatesRange) {
   const auto device = MakeCpuDevice();
-  const auto ops = MakeCpuOps(1);
   const ModelTable model = TinyModel(true);
   for (int stage : {0, 2}) {
     const ZeroPolicy policy = MakeZeroPolicy(model, {.stage = stage, .world = 2});
@@ -92,7 +90,7 @@ TEST(FillTest, MomentsAreThoseOfTrainableTensorsInTheStatesRange) {
       auto units = MakeUnitStates(model, policy, rank, device.get());
       ASSERT_TRUE(units.ok());
       const CountingSource source;
-      ASSERT_TRUE(FillMoments(StateKind::kExpAvgSq, source, &*units, ops.get(), nullptr).ok());
+      ASSERT_TRUE(FillMoments(StateKind::kExpAvgSq, source, &*units, device.get(), nullptr).ok());
       for (const UnitState& unit : *units) {
         for (const ParameterInfo& tensor : unit.table->parameters) {
           EXPECT_TRUE(tensor.trainable || source.read.count(tensor.name) == 0) << tensor.name;
@@ -113,7 +111,6 @@ TEST(FillTest, MomentsAreThoseOfTrainableTensorsInTheStatesRange) {
 // What is kept in 16 bits only is digested before it is rounded: the same as of fp32 values.
 TEST(FillTest, FrozenParametersInSixteenBitsAreDigestedAsTheyCame) {
   const auto device = MakeCpuDevice();
-  const auto ops = MakeCpuOps(1);
   const ModelTable model = TinyModel(true);
   const CountingSource source;
   const UnitTable& unit = model.units[0];  // frozen as a whole
@@ -130,7 +127,7 @@ TEST(FillTest, FrozenParametersInSixteenBitsAreDigestedAsTheyCame) {
     for (int rank = 0; rank < world; ++rank) {
       auto units = MakeUnitStates(model, policy, rank, device.get());
       ASSERT_TRUE(units.ok());
-      ASSERT_TRUE(FillParameters(source, &*units, ops.get(), nullptr).ok());
+      ASSERT_TRUE(FillParameters(source, &*units, device.get(), nullptr).ok());
       ASSERT_FALSE((*units)[0].KeepsMaster());
       seen.Combine((*units)[0].filled);
     }
@@ -145,15 +142,14 @@ TEST(FillTest, ASourcesErrorAndAStopEndIt) {
     }
   };
   const auto device = MakeCpuDevice();
-  const auto ops = MakeCpuOps(1);
   const ModelTable model = TinyModel(false);
   const ZeroPolicy policy = MakeZeroPolicy(model, {});
   auto units = MakeUnitStates(model, policy, 0, device.get());
   ASSERT_TRUE(units.ok());
-  EXPECT_EQ(FillParameters(Broken(), &*units, ops.get(), nullptr),
+  EXPECT_EQ(FillParameters(Broken(), &*units, device.get(), nullptr),
             absl::DataLossError("broken at wte.weight"));
   const std::atomic<bool> stop{true};
-  EXPECT_EQ(FillMoments(StateKind::kExpAvg, CountingSource(), &*units, ops.get(), &stop).code(),
+  EXPECT_EQ(FillMoments(StateKind::kExpAvg, CountingSource(), &*units, device.get(), &stop).code(),
             absl::StatusCode::kCancelled);
 }
 

@@ -38,7 +38,7 @@ class HeldStore : public StateStore {
       return status.ok() ? error_ : status;
     });
   }
-  Event Pull(uint64_t, int, int64_t, int64_t, void*) override { return {}; }
+  Event Pull(uint64_t, int, int64_t, int64_t, void*, const Event&) override { return {}; }
   absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord&, uint64_t, uint64_t) override {
     return v1::StepDecision();
   }
@@ -59,7 +59,7 @@ class HeldStore : public StateStore {
   int acknowledged_ = 0;
   absl::Status error_;
   OffloadCounters counters_;
-  std::unique_ptr<Stream> stream_ = MakeHostStream("held");
+  std::unique_ptr<HostStream> stream_ = MakeHostStream("held");
 };
 
 class GradientPusherTest : public testing::Test {
@@ -147,7 +147,7 @@ TEST_F(GradientPusherTest, RoundsOnceInPlaceInNoMoreBuffersThanThereAre) {
 TEST_F(GradientPusherTest, NothingIsRoundedBeforeItsSumIsThere) {
   Make(DType::kF32);
   std::mutex mutex;
-  std::unique_ptr<Stream> sums = MakeHostStream("sums");
+  std::unique_ptr<HostStream> sums = MakeHostStream("sums");
   Event sum;
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -175,7 +175,7 @@ TEST_F(GradientPusherTest, TheErrorOfAStoreOrOfASumIsTheDrains) {
   store_.Acknowledge(1, absl::UnavailableError("store-1 is gone"));
   EXPECT_EQ(pusher_->Drain(), absl::UnavailableError("store-1 is gone"));
   units_[0].gradient_type = DType::kF32;
-  std::unique_ptr<Stream> sums = MakeHostStream("sums");
+  std::unique_ptr<HostStream> sums = MakeHostStream("sums");
   pusher_->Push(0, {0, kPiece}, sums->Enqueue([] { return absl::AbortedError("no sum"); }));
   EXPECT_EQ(pusher_->FinishRounding(), absl::AbortedError("no sum"));
   EXPECT_EQ(store_.pushed.size(), 1u);

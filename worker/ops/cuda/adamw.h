@@ -24,16 +24,18 @@ struct AdamWOp {
     Load<N>(grad + i, g);
     Load<N>(exp_avg + i, m);
     Load<N>(exp_avg_sq + i, v);
-    Load<N>(master + i, p);
     for (int k = 0; k < N; ++k) {
       g[k] *= factors.grad_scale;
       m[k] = Fma(g[k], factors.rest1, m[k] * factors.beta1);
       v[k] = Fma(g[k] * g[k], factors.rest2, v[k] * factors.beta2);
-      const float denom = Fma(SquareRoot(v[k]), factors.correction, factors.eps);
-      p[k] = Fma(-factors.step_size, Divide(m[k], denom), p[k] * factors.decay);
     }
     Store<N>(m, exp_avg + i);
     Store<N>(v, exp_avg_sq + i);
+    Load<N>(master + i, p);  // not before the stores: the gradient's registers are free by now
+    for (int k = 0; k < N; ++k) {
+      const float denom = Fma(SquareRoot(v[k]), factors.correction, factors.eps);
+      p[k] = Fma(-factors.step_size, Divide(m[k], denom), p[k] * factors.decay);
+    }
     Store<N>(p, master + i);
     Store<N>(p, param + i);
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "common/status_macros.h"
 #include "worker/ops/cuda/column_sum.h"
 #include "worker/ops/cuda/launch.cuh"
 
@@ -16,8 +17,7 @@ absl::Status LaunchColumnSums(cudaStream_t stream, const char* what, const F& f,
   const int64_t chunks = SumChunks(rows);
   auto* const partials = static_cast<float*>(workspace);
   const ChunkSumOp<K, F> sum{f, rows, cols, chunks, partials};
-  absl::Status status = LaunchEach(stream, what, sum, chunks, cols, aligned);
-  if (!status.ok()) return status;
+  ZS_RETURN_IF_ERROR(LaunchEach(stream, what, sum, chunks, cols, aligned));
   FoldSumOp<K, T> fold{partials, cols, chunks, {}};
   for (int k = 0; k < K; ++k) fold.outs[k] = outs[static_cast<size_t>(k)];
   return LaunchEach(stream, what, fold, K, cols, aligned);

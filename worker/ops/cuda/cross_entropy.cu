@@ -1,3 +1,4 @@
+#include "common/status_macros.h"
 #include "worker/ops/cuda/cross_entropy.h"
 #include "worker/ops/cuda/launch.cuh"
 #include "worker/ops/cuda/vector_ops.h"
@@ -9,16 +10,17 @@ template <class T>
 __global__ void __launch_bounds__(kJoinColumns* kJoinParts)
     JoinKernel(ChunkSums in, int64_t chunks, const T* logits, const int32_t* targets, int64_t rows,
                float* losses, ColumnScales out) {
-  __shared__ OnlineSum parts[kJoinParts][kJoinColumns];
+  __shared__ float maxima[kJoinParts][kJoinColumns], sums[kJoinParts][kJoinColumns];
   const int64_t col = int64_t{blockIdx.x} * kJoinColumns + threadIdx.x;
-  if (col < rows) {
-    parts[threadIdx.y][threadIdx.x] =
-        JoinChunks(in, rows, chunks, col, static_cast<int>(threadIdx.y));
-  }
+  OnlineSum total;
+  if (col < rows) total = JoinChunks(in, rows, chunks, col, static_cast<int>(threadIdx.y));
+  maxima[threadIdx.y][threadIdx.x] = total.max;
+  sums[threadIdx.y][threadIdx.x] = total.sum;
   __syncthreads();
   if (threadIdx.y != 0 || col >= rows) return;
-  OnlineSum total = parts[0][threadIdx.x];
-  for (int part = 1; part < kJoinParts; ++part) total = Join(total, parts[part][threadIdx.x]);
+  for (int part = 1; part < kJoinParts; ++part) {
+    total = Join(total, {maxima[part][threadIdx.x], sums[part][threadIdx.x]});
+  }
   FinishColumn(total, logits, targets, rows, col, losses, out);
 }
 
@@ -51,7 +53,7 @@ struct Workspace {
 };
 
 // Each array begins at a multiple of 16 bytes where `rows` is one of kPack.
-Workspace Divide(void* workspace, int64_t rows, int64_t chunks) {
+Workspace SpaceOf(void* workspace, int64_t rows, int64_t chunks) {
   auto* const floats = static_cast<float*>(workspace);
   float* const columns = floats + 2 * chunks * rows;
   return {{floats, floats + chunks * rows}, {columns, columns + rows}};
@@ -72,15 +74,14 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     using T = typename decltype(type)::Type;
     auto* const typed = static_cast<T*>(logits);
     const int64_t chunks = CeilDiv(v, kVocabularyChunk);
-    const Workspace space = Divide(workspace, rows, chunks);
+    const Workspace space = SpaceOf(workspace, rows, chunks);
     const bool aligned = rows % kPack == 0 && AreAligned(v, rows, {logits, workspace});
-    absl::Status status = LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
-                                     chunks, rows, aligned);
-    if (!status.ok()) return status;
+    ZS_RETURN_IF_ERROR(LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
+                                  chunks, rows, aligned));
     JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), dim3(kJoinColumns, kJoinParts),
                  0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
-    status = LaunchStatus(kWhat);
-    if (!status.ok() || !gradient) return status;
+    ZS_RETURN_IF_ERROR(LaunchStatus(kWhat));
+    if (!gradient) return absl::OkStatus();
     return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, space.columns},
                       chunks, rows, aligned);
   });

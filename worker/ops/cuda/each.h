@@ -95,4 +95,19 @@ struct Flat {
 template <class F>
 Flat(F) -> Flat<F>;
 
+// A functor with `void At(int64_t i) const` for one element.
+template <class F>
+struct OneByOne {
+  F f;
+
+  template <class Cols>
+  ZS_HOST_DEVICE void Row(int64_t, const Cols& cols) const {
+    cols.Each([&](auto width, int64_t i) {
+      for (int k = 0; k < decltype(width)::value; ++k) f.At(i + k);
+    });
+  }
+};
+template <class F>
+OneByOne(F) -> OneByOne<F>;
+
 }  // namespace zeroshard::cuda

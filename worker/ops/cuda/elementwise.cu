@@ -1,3 +1,4 @@
+#include "common/status_macros.h"
 #include "worker/ops/cuda/elementwise.h"
 #include "worker/ops/cuda/launch.cuh"
 #include "worker/ops/cuda/vector_ops.h"
@@ -50,14 +51,14 @@ absl::Status AccumulateF32(cudaStream_t stream, const void* x, DType dtype, int6
 }
 
 absl::Status RoundInPlace(cudaStream_t stream, float* x, int64_t n, DType wire) {
-  if (absl::Status status = CheckWire(wire, "RoundInPlace"); !status.ok()) return status;
+  ZS_RETURN_IF_ERROR(CheckWire(wire, "RoundInPlace"));
   if (wire == DType::kF32) return absl::OkStatus();
   return LaunchFlat(stream, "RoundInPlace", RoundOp{x, wire}, n, {x});
 }
 
 absl::Status AddRounded(cudaStream_t stream, const void* sum, DType sum_type, int64_t n, DType wire,
                         void* gradient, DType gradient_type) {
-  if (absl::Status status = CheckWire(wire, "AddRounded"); !status.ok()) return status;
+  ZS_RETURN_IF_ERROR(CheckWire(wire, "AddRounded"));
   return ForType(sum_type, "AddRounded", [&](auto from) {
     return ForType(gradient_type, "AddRounded", [&](auto to) {
       using S = typename decltype(from)::Type;

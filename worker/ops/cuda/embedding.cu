@@ -2,6 +2,7 @@
 #include <cub/device/device_scan.cuh>
 #include <limits>
 
+#include "common/status_macros.h"
 #include "worker/ops/cuda/embedding.h"
 #include "worker/ops/cuda/launch.cuh"
 #include "worker/ops/cuda/vector_ops.h"
@@ -27,7 +28,7 @@ int64_t ArrayBytes(int64_t count) {
   return RoundUp((count + 1) * static_cast<int64_t>(sizeof(int32_t)), 256);
 }
 
-Scratch Divide(void* workspace, int64_t bytes, int64_t count) {
+Scratch ScratchIn(void* workspace, int64_t bytes, int64_t count) {
   const auto array = [&](int64_t i) {
     return reinterpret_cast<int32_t*>(static_cast<char*>(workspace) + i * ArrayBytes(count));
   };
@@ -52,19 +53,17 @@ cudaError_t Scan(cudaStream_t stream, int64_t count, Scratch* scratch) {
 }
 
 absl::Status LaunchOneByOne(cudaStream_t stream, const auto& op, int64_t n) {
-  return LaunchEach(stream, "EmbeddingBackwardRows", Flat{op}, 1, n, /*aligned=*/false);
+  return LaunchEach(stream, "EmbeddingBackwardRows", OneByOne{op}, 1, n, /*aligned=*/false);
 }
 
 // sorted, places and starts, and the ids.
 absl::Status FindPlaces(cudaStream_t stream, const int32_t* tokens, int64_t count, Scratch* scratch,
                         int32_t* ids) {
   constexpr const char* kWhat = "EmbeddingBackwardRows";
-  absl::Status status = LaunchOneByOne(stream, NumberOp{scratch->numbers}, count);
-  if (status.ok()) status = StatusOf(Sort(stream, tokens, count, scratch), kWhat);
-  if (status.ok())
-    status = LaunchOneByOne(stream, MarkFirstOp{scratch->sorted, scratch->ranks}, count);
-  if (status.ok()) status = StatusOf(Scan(stream, count, scratch), kWhat);
-  if (!status.ok()) return status;
+  ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, NumberOp{scratch->numbers}, count));
+  ZS_RETURN_IF_ERROR(StatusOf(Sort(stream, tokens, count, scratch), kWhat));
+  ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, MarkFirstOp{scratch->sorted, scratch->ranks}, count));
+  ZS_RETURN_IF_ERROR(StatusOf(Scan(stream, count, scratch), kWhat));
   return LaunchOneByOne(
       stream, StartsOp{scratch->sorted, scratch->ranks, count, scratch->starts, ids}, count);
 }
@@ -91,9 +90,8 @@ absl::StatusOr<int64_t> EmbeddingBackwardWorkspace(int64_t count) {
                      "train_micro_batch_size_per_gpu"));
   }
   Scratch sizes = {}, scan = {};
-  absl::Status status = StatusOf(Sort(nullptr, nullptr, count, &sizes), "EmbeddingBackwardRows");
-  if (status.ok()) status = StatusOf(Scan(nullptr, count, &scan), "EmbeddingBackwardRows");
-  if (!status.ok()) return status;
+  ZS_RETURN_IF_ERROR(StatusOf(Sort(nullptr, nullptr, count, &sizes), "EmbeddingBackwardRows"));
+  ZS_RETURN_IF_ERROR(StatusOf(Scan(nullptr, count, &scan), "EmbeddingBackwardRows"));
   return kArrays * ArrayBytes(count) +
          RoundUp(static_cast<int64_t>(std::max(sizes.cub_bytes, scan.cub_bytes)), 256);
 }
@@ -111,9 +109,8 @@ absl::Status EmbeddingBackwardRows(cudaStream_t stream, const void* dy, const in
                                                    workspace_bytes, " bytes for ", count,
                                                    " tokens; wanted ", *wanted));
   }
-  Scratch scratch = Divide(workspace, workspace_bytes, count);
-  absl::Status status = FindPlaces(stream, tokens, count, &scratch, ids);
-  if (!status.ok()) return status;
+  Scratch scratch = ScratchIn(workspace, workspace_bytes, count);
+  ZS_RETURN_IF_ERROR(FindPlaces(stream, tokens, count, &scratch, ids));
   return ForType(dtype, "EmbeddingBackwardRows", [&](auto type) {
     using T = typename decltype(type)::Type;
     const SumPlacesOp<T> op{static_cast<const T*>(dy),   scratch.places, scratch.starts,

@@ -44,11 +44,7 @@ struct LookupOp {
 struct NumberOp {
   int32_t* places;
 
-  template <int N>
-  ZS_HOST_DEVICE void At(int64_t i) const {
-    static_assert(N == 1);
-    places[i] = static_cast<int32_t>(i);
-  }
+  ZS_HOST_DEVICE void At(int64_t i) const { places[i] = static_cast<int32_t>(i); }
 };
 
 ZS_HOST_DEVICE bool IsFirst(const int32_t* sorted, int64_t i) {
@@ -59,11 +55,7 @@ struct MarkFirstOp {
   const int32_t* sorted;
   int32_t* marks;
 
-  template <int N>
-  ZS_HOST_DEVICE void At(int64_t i) const {
-    static_assert(N == 1);
-    marks[i] = IsFirst(sorted, i) ? 1 : 0;
-  }
+  ZS_HOST_DEVICE void At(int64_t i) const { marks[i] = IsFirst(sorted, i) ? 1 : 0; }
 };
 
 // ranks: the marks, summed up to and with each.
@@ -74,9 +66,7 @@ struct StartsOp {
   int32_t* starts;  // [count + 1]
   int32_t* ids;
 
-  template <int N>
   ZS_HOST_DEVICE void At(int64_t i) const {
-    static_assert(N == 1);
     const int32_t distinct = ranks[count - 1];
     if (IsFirst(sorted, i)) {
       ids[ranks[i] - 1] = sorted[i];

@@ -11,10 +11,15 @@
 
 #ifdef __CUDACC__
 #define ZS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define ZS_HOST_DEVICE inline
+#endif
+
+// Before a loop: how often the GPU's code of it is unrolled.
+#ifdef __CUDA_ARCH__
 #define ZS_UNROLL(times) _Pragma(ZS_TEXT(unroll times))
 #define ZS_TEXT(text) #text
 #else
-#define ZS_HOST_DEVICE inline
 #define ZS_UNROLL(times)
 #endif
 
@@ -74,7 +79,12 @@ ZS_HOST_DEVICE float SquareRoot(float value) {
 template <class I>
 ZS_HOST_DEVICE I FetchAdd(I* to, I value) {
 #ifdef __CUDA_ARCH__
-  return atomicAdd(to, value);
+  if constexpr (sizeof(I) == 8) {
+    return atomicAdd(reinterpret_cast<unsigned long long*>(to),
+                     static_cast<unsigned long long>(value));
+  } else {
+    return atomicAdd(to, value);
+  }
 #else
   const I before = *to;
   *to = before + value;

@@ -22,7 +22,7 @@ __device__ double FoldLanes(double sum) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     SquaresKernel(const T* x, int64_t n, int64_t blocks, NormAccumulator* acc) {
-  __shared__ NormAccumulator parts[kBlocksAtOnce];
+  __shared__ uint64_t parts[kBlocksAtOnce][4];
   const int lane = static_cast<int>(threadIdx.x) % kSquareLanes;
   const int place = static_cast<int>(threadIdx.x) / kSquareLanes;
   NormAccumulator mine;
@@ -32,10 +32,17 @@ __global__ void __launch_bounds__(kThreads)
     const double sum = FoldLanes(LaneSquares(x, n, first + place, lane));
     if (lane == 0) AddBlock(sum, &mine);
   }
-  if (lane == 0) parts[place] = mine;
+  if (lane == 0) {
+    parts[place][0] = mine.low;
+    parts[place][1] = mine.middle;
+    parts[place][2] = mine.high;
+    parts[place][3] = mine.nonfinite;
+  }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int i = 1; i < kBlocksAtOnce; ++i) AddPart(parts[i], &mine);
+  for (int i = 1; i < kBlocksAtOnce; ++i) {
+    AddPart({parts[i][0], parts[i][1], parts[i][2], parts[i][3]}, &mine);
+  }
   AddPartShared(mine, acc);
 }
 

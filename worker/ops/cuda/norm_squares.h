@@ -85,22 +85,20 @@ ZS_HOST_DEVICE void AddPart(const NormAccumulator& part, NormAccumulator* total)
 }
 
 // The same where other threads add at the same time: whoever makes a word wrap carries.
-ZS_HOST_DEVICE uint64_t AddCarrying(unsigned long long* word, uint64_t addend) {
-  const uint64_t before = FetchAdd(word, static_cast<unsigned long long>(addend));
-  return before + addend < before ? 1 : 0;
+ZS_HOST_DEVICE uint64_t AddCarrying(uint64_t* word, uint64_t addend) {
+  return FetchAdd(word, addend) + addend < addend ? 1 : 0;
 }
 
 ZS_HOST_DEVICE void AddPartShared(const NormAccumulator& part, NormAccumulator* total) {
-  const auto word = [](uint64_t* p) { return reinterpret_cast<unsigned long long*>(p); };
-  uint64_t carry = part.low == 0 ? 0 : AddCarrying(word(&total->low), part.low);
+  uint64_t carry = part.low == 0 ? 0 : AddCarrying(&total->low, part.low);
   uint64_t addend = part.middle + carry;
   carry = addend < carry ? 1 : 0;
-  if (addend != 0) carry += AddCarrying(word(&total->middle), addend);
+  if (addend != 0) carry += AddCarrying(&total->middle, addend);
   addend = part.high + carry;
   uint64_t passed = addend < carry ? 1 : 0;
-  if (addend != 0) passed += AddCarrying(word(&total->high), addend);
+  if (addend != 0) passed += AddCarrying(&total->high, addend);
   passed += part.nonfinite;
-  if (passed != 0) FetchAdd(word(&total->nonfinite), static_cast<unsigned long long>(passed));
+  if (passed != 0) FetchAdd(&total->nonfinite, passed);
 }
 
 }  // namespace zeroshard::cuda

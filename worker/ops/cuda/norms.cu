@@ -98,7 +98,7 @@ absl::Status Backward(cudaStream_t stream, const char* what, const void* dy, con
     const bool aligned = cols % kPack == 0 && AreAligned(rows, cols, {dy, x, weight, dx});
     std::array<T*, Terms::kSums> outs = {static_cast<T*>(d_weight)};
     if constexpr (kCenter) outs[1] = static_cast<T*>(d_bias);
-    absl::Status status = LaunchColumnSums<Terms::kSums, T>(
+    const absl::Status status = LaunchColumnSums<Terms::kSums, T>(
         stream, what, terms, rows, cols,
         aligned && AreAligned(1, cols, {d_weight, d_bias, workspace}), outs, workspace);
     if (!status.ok()) return status;

@@ -68,17 +68,16 @@ struct NormOp {
     }
     mine.Each([&](auto width, int64_t col) {
       constexpr int N = decltype(width)::value;
-      float v[N], w[N], b[N];
+      float v[N], w[N];
       Load<N>(x + row * cols + col, v);
       Load<N>(weight + col, w);
-      if constexpr (kCenter) Load<N>(bias + col, b);
-      for (int i = 0; i < N; ++i) {
-        const float h = (v[i] - center) * scale;
-        if constexpr (kCenter) {
-          v[i] = Fma(h, w[i], b[i]);
-        } else {
-          v[i] = h * w[i];
-        }
+      for (int i = 0; i < N; ++i) v[i] = (v[i] - center) * scale;
+      if constexpr (kCenter) {
+        float b[N];
+        Load<N>(bias + col, b);
+        for (int i = 0; i < N; ++i) v[i] = Fma(v[i], w[i], b[i]);
+      } else {
+        for (int i = 0; i < N; ++i) v[i] *= w[i];
       }
       Store<N>(v, y + row * cols + col);
     });

@@ -1,3 +1,4 @@
+#include "common/status_macros.h"
 #include "worker/ops/cuda/launch.cuh"
 #include "worker/ops/cuda/rows.h"
 #include "worker/ops/cuda/vector_ops.h"
@@ -40,9 +41,8 @@ absl::Status FoldRows(cudaStream_t stream, const RowSums& sums, const int32_t* i
   if (IsEmpty(sums)) return absl::OkStatus();
   return ForType(dtype, "FoldRows", [&](auto type) {
     using T = typename decltype(type)::Type;
-    absl::Status status = LaunchEach(stream, "FoldRows", Flat<AssignSlotsOp>{{sums, ids}}, 1, n,
-                                     /*aligned=*/false);
-    if (!status.ok()) return status;
+    ZS_RETURN_IF_ERROR(LaunchEach(stream, "FoldRows", OneByOne<AssignSlotsOp>{{sums, ids}}, 1, n,
+                                  /*aligned=*/false));
     const FoldRowsOp<T> op{sums, ids, static_cast<const T*>(rows)};
     return LaunchEach(stream, "FoldRows", op, n, sums.cols, InPacks(sums, {rows}));
   });
@@ -60,9 +60,8 @@ absl::Status JoinRows(cudaStream_t stream, const RowSums& sums, DType wire, void
 
 absl::Status ClearRows(cudaStream_t stream, const RowSums& sums) {
   if (IsEmpty(sums)) return absl::OkStatus();
-  absl::Status status = LaunchEach(stream, "ClearRows", ClearRowsOp{sums}, sums.capacity, sums.cols,
-                                   InPacks(sums, {}));
-  if (!status.ok()) return status;
+  ZS_RETURN_IF_ERROR(LaunchEach(stream, "ClearRows", ClearRowsOp{sums}, sums.capacity, sums.cols,
+                                InPacks(sums, {})));
   return StatusOf(cudaMemsetAsync(sums.count, 0, sizeof(*sums.count), stream), "ClearRows");
 }
 

@@ -73,9 +73,7 @@ struct AssignSlotsOp {
   RowSums sums;
   const int32_t* ids;
 
-  template <int N>
   ZS_HOST_DEVICE void At(int64_t i) const {
-    static_assert(N == 1);
     const int32_t id = ids[i];
     if (id < 0 || !OwnsSome(sums, id) || SlotOf(sums, id) >= 0) return;
     const int32_t slot = FetchAdd(sums.count, int32_t{1});
