@@ -50,28 +50,24 @@ void NcclQueue::Watch() {
 absl::Status NcclQueue::Examine(const OperationPtr& oldest) {
   if (absl::StatusOr<NcclResult> state = State(); !state.ok()) return state.status();
   if (absl::Status status = ExamineMark(*oldest); !status.ok()) return status;
+  const Event before = oldest->after();
+  if (!before.Done()) return absl::OkStatus();  // this rank's own work still
+  if (absl::Status status = before.Wait(); !status.ok()) {
+    return Prefixed("the work before it failed", status);
+  }
   return ExamineTime(oldest);
 }
 
-// What the GPU, or the work before the operation, says.
+// What the GPU says.
 absl::Status NcclQueue::ExamineMark(NcclOperation& oldest) {
-  bool reached = false;
-  {
-    absl::MutexLock lock(&oldest.mutex_);
-    if (oldest.finished_ || oldest.end_ == nullptr) return absl::OkStatus();
-    absl::StatusOr<bool> asked = api_->Reached(oldest.end_);
-    if (!asked.ok()) return asked.status();
-    reached = *asked;
-  }
-  if (!reached) return absl::OkStatus();
-  const absl::Status before = oldest.after().Wait();
-  return before.ok() ? before : Prefixed("the work before it failed", before);
+  absl::MutexLock lock(&oldest.mutex_);
+  if (oldest.finished_ || oldest.end_ == nullptr) return absl::OkStatus();
+  return api_->Reached(oldest.end_).status();
 }
 
 absl::Status NcclQueue::ExamineTime(const OperationPtr& oldest) {
   const Clock::time_point now = Clock::now();
   if (turn_ != oldest) {
-    if (!oldest->after().Done()) return absl::OkStatus();  // this rank's own work still
     turn_ = oldest;
     turn_began_ = now;
   }

@@ -53,7 +53,7 @@ struct Workspace {
 };
 
 // Each array begins at a multiple of 16 bytes where `rows` is one of kPack.
-Workspace Split(void* workspace, int64_t rows, int64_t chunks) {
+Workspace SpaceOf(void* workspace, int64_t rows, int64_t chunks) {
   auto* const floats = static_cast<float*>(workspace);
   float* const columns = floats + 2 * chunks * rows;
   return {{floats, floats + chunks * rows}, {columns, columns + rows}};
@@ -74,7 +74,7 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     using T = typename decltype(type)::Type;
     auto* const typed = static_cast<T*>(logits);
     const int64_t chunks = CeilDiv(v, kVocabularyChunk);
-    const Workspace space = Split(workspace, rows, chunks);
+    const Workspace space = SpaceOf(workspace, rows, chunks);
     const bool aligned = rows % kPack == 0 && AreAligned(v, rows, {logits, workspace});
     ZS_RETURN_IF_ERROR(LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
                                   chunks, rows, aligned));

@@ -28,7 +28,7 @@ int64_t ArrayBytes(int64_t count) {
   return RoundUp((count + 1) * static_cast<int64_t>(sizeof(int32_t)), 256);
 }
 
-Scratch Split(void* workspace, int64_t bytes, int64_t count) {
+Scratch ScratchIn(void* workspace, int64_t bytes, int64_t count) {
   const auto array = [&](int64_t i) {
     return reinterpret_cast<int32_t*>(static_cast<char*>(workspace) + i * ArrayBytes(count));
   };
@@ -109,7 +109,7 @@ absl::Status EmbeddingBackwardRows(cudaStream_t stream, const void* dy, const in
                                                    workspace_bytes, " bytes for ", count,
                                                    " tokens; wanted ", *wanted));
   }
-  Scratch scratch = Split(workspace, workspace_bytes, count);
+  Scratch scratch = ScratchIn(workspace, workspace_bytes, count);
   ZS_RETURN_IF_ERROR(FindPlaces(stream, tokens, count, &scratch, ids));
   return ForType(dtype, "EmbeddingBackwardRows", [&](auto type) {
     using T = typename decltype(type)::Type;

@@ -58,6 +58,7 @@ struct NcclComm {
   uint64_t next = 0;  // collective, as its stream comes to them
   bool stopped = false;
   bool over = false;  // aborted or destroyed: not to be used again
+  bool connected = false;
   bool finalizing = false;
   // A group of calls between GroupEnd and the moment when it is on the stream.
   NcclStream* stream = nullptr;
@@ -122,15 +123,16 @@ class FakeNcclApi : public NcclApi {
     std::lock_guard lock(world_.mutex_);
     CheckAlive(comm, "AsyncError");
     const FakeNccl::Clique& clique = world_.cliques_[comm->id];
+    if (static_cast<int>(clique.joined.size()) == clique.size) comm->connected = true;
     *state = NcclResult::kSuccess;
     if (auto error = world_.errors_.find(comm->rank); error != world_.errors_.end()) {
       *state = error->second;
-    } else if (static_cast<int>(clique.joined.size()) < clique.size ||
+    } else if (!comm->connected ||
                (comm->finalizing && static_cast<int>(clique.finalized.size()) < clique.size)) {
       *state = NcclResult::kInProgress;
     } else if (comm->stream != nullptr) {
       *state = NcclResult::kInProgress;
-      if (++comm->looks == kLooks) PutPending(comm);
+      if (++comm->looks >= kLooks && !world_.stall_groups_) PutPending(comm);
     }
     return NcclResult::kSuccess;
   }
@@ -160,6 +162,7 @@ class FakeNcclApi : public NcclApi {
     }
     ++world_.aborted_;
     comm->stopped = true;
+    world_.cliques_[comm->id].joined.erase(comm->rank);
     if (comm->stream != nullptr) comm->stream->pending = nullptr;
     world_.changed_.notify_all();
     return NcclResult::kSuccess;
@@ -293,7 +296,11 @@ class FakeNcclApi : public NcclApi {
 FakeNccl::FakeNccl() = default;
 FakeNccl::~FakeNccl() = default;
 
-std::shared_ptr<NcclApi> FakeNccl::Api() { return std::make_shared<FakeNcclApi>(this); }
+std::shared_ptr<NcclApi> FakeNccl::Api() {
+  std::lock_guard lock(mutex_);
+  apis_.push_back(std::make_shared<FakeNcclApi>(this));
+  return apis_.back();
+}
 
 void FakeNccl::Violation(const std::string& what) { violations_.push_back(what); }
 
@@ -323,6 +330,21 @@ void FakeNccl::Release() {
   changed_.notify_all();
 }
 
+void FakeNccl::StallGroups() {
+  std::lock_guard lock(mutex_);
+  stall_groups_ = true;
+}
+
+void FakeNccl::AwaitAborts(int count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return aborted_ >= count; });
+}
+
+void FakeNccl::AwaitKernels(int count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return kernels_ >= count; });
+}
+
 std::vector<std::string> FakeNccl::violations() {
   std::lock_guard lock(mutex_);
   return violations_;
@@ -345,6 +367,7 @@ bool FakeNccl::Stopped(const NcclComm& comm) const { return comm.stopped && !kee
 // The calls of one group: all of them at once, until all are done or the communicator is aborted.
 void FakeNccl::RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls) {
   std::unique_lock lock(mutex_);
+  ++kernels_;
   Clique& clique = cliques_[comm->id];
   std::vector<std::shared_ptr<Meeting>> meetings;
   std::vector<std::shared_ptr<Message>> messages;

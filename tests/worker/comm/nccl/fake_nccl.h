@@ -54,6 +54,12 @@ class FakeNccl {
   // Aborting returns, but the GPU goes on with what it does until Release.
   void KeepKernels();
 
+  // Groups stay in progress for ever, as where a peer does not answer while NCCL connects to it.
+  void StallGroups();
+  void AwaitAborts(int count);
+  // Until so many groups have come to run on a GPU.
+  void AwaitKernels(int count);
+
   // What was called that must not be.
   std::vector<std::string> violations();
   int aborted();
@@ -94,12 +100,13 @@ class FakeNccl {
   std::condition_variable changed_;
   int ids_ = 0;
   std::map<std::string, Clique> cliques_;
+  std::vector<std::shared_ptr<NcclApi>> apis_;  // a hung call may come back late
   std::vector<std::unique_ptr<NcclComm>> comms_;
   std::vector<std::string> violations_;
   std::map<int, NcclResult> errors_;
   std::map<int, std::vector<FakeCall::Kind>> calls_;
-  bool hang_aborts_ = false, keep_kernels_ = false;
-  int hung_ = 0, aborted_ = 0, destroyed_ = 0;
+  bool hang_aborts_ = false, keep_kernels_ = false, stall_groups_ = false;
+  int kernels_ = 0, hung_ = 0, aborted_ = 0, destroyed_ = 0;
   std::atomic<int> live_marks_{0};
 };
 
