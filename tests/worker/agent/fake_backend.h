@@ -29,6 +29,8 @@ struct FakeTraining {
   // Called with how each data set is opened.
   std::function<void(const v1::DataSpec&, const DatasetOptions&)> on_open =
       [](const v1::DataSpec&, const DatasetOptions&) {};
+  // Called with where a pull's elements go; it is done when this returns.
+  std::function<void(void* out, int64_t elements)> on_pull = [](void*, int64_t) {};
   // Called with how the stores of an offloaded job are opened; an error is the opening's.
   std::function<absl::Status(const StoreClientOptions&)> on_open_store =
       [](const StoreClientOptions&) { return absl::OkStatus(); };
@@ -121,7 +123,10 @@ class FakeStore : public StateStore {
   ~FakeStore() override { --training_->alive; }
   v1::StateVersion base() const override { return base_; }
   Event Push(uint64_t, int, int64_t, int64_t, const void*, const Event&) override { return {}; }
-  Event Pull(uint64_t, int, int64_t, int64_t, void*, const Event&) override { return {}; }
+  Event Pull(uint64_t, int, int64_t begin, int64_t end, void* out, const Event&) override {
+    training_->on_pull(out, end - begin);
+    return {};
+  }
   absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord&, uint64_t, uint64_t) override {
     return v1::StepDecision();
   }

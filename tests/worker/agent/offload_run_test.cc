@@ -1,8 +1,11 @@
 // Runs of jobs whose state is in the shard stores.
 #include <gmock/gmock.h>
 
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "tests/worker/agent/worker_agent_fixture.h"
+#include "tests/worker/device/guarded_device.h"
 #include "worker/agent/assignment.h"
 
 namespace zeroshard {
@@ -63,6 +66,34 @@ TEST_F(OffloadRunTest, TheTrainerGetsTheStoresAndWhereToGoOn) {
   EXPECT_EQ(end.weights_digest(), "") << "the stores have the weights";
   EXPECT_EQ(opened, "host-s:7 a-1 1 1 1");
   EXPECT_EQ(seen, "2.4 5 24");
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(OffloadRunTest, ADeviceThatTheHostCannotReachGetsItsDataThroughTheHostsMemory) {
+  constexpr int64_t kElements = 64;
+  backend_.make_device = []() -> absl::StatusOr<std::unique_ptr<Device>> {
+    return std::make_unique<GuardedDevice>(1);
+  };
+  size_t bytes = 0;
+  training_.on_open_store = [&](const StoreClientOptions& options) {
+    bytes = static_cast<size_t>(kElements) * SizeOf(options.dtype);
+    return absl::OkStatus();
+  };
+  // The process would end here, were it the device's.
+  training_.on_pull = [&](void* out, int64_t) { std::memset(out, 7, bytes); };
+  std::vector<uint8_t> seen;
+  training_.on_create = [&](const TrainerOptions& options) {
+    const Buffer memory = *options.device->Allocate(bytes, MemoryKind::kParameters);
+    EXPECT_TRUE(options.store->Pull(4, 0, 0, kElements, memory.data(), {}).Wait().ok());
+    seen.resize(bytes);
+    EXPECT_TRUE(CopyAndWait(options.device, seen.data(), memory.data(), bytes).ok());
+  };
+  Assign(OffloadedJob("a-1"));
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_TRUE(end.completed()) << end.message();
+  EXPECT_GT(bytes, 0u);
+  EXPECT_EQ(seen, std::vector<uint8_t>(bytes, 7));
   EXPECT_TRUE(AwaitIdle());
   EXPECT_EQ(training_.alive, 0);
 }
