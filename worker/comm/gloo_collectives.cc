@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/fold.h"
 #include "worker/comm/gloo_communicator.h"
 #include "worker/comm/messages.h"
@@ -14,38 +14,6 @@ namespace {
 
 // What a slot's digest begins with.
 enum Kind : int64_t { kGather = 1, kFold, kBroadcastKind, kBarrierKind };
-
-absl::Status CheckSum(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("sums are of fp32 or bf16 elements, not of ", NameOf(type)));
-}
-
-absl::Status CheckCount(const char* what, int64_t count) {
-  if (count >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(what, " is ", count, ", expected 0 or more"));
-}
-
-absl::Status CheckArgs(const ReduceScatterArgs& args, int size) {
-  if (absl::Status status = CheckSum(args.type); !status.ok()) return status;
-  if (args.output_type != DType::kF32 && args.output_type != args.type) {
-    return absl::InvalidArgumentError(absl::StrCat("the output is ", NameOf(args.output_type),
-                                                   ", expected fp32 or the input's ",
-                                                   NameOf(args.type)));
-  }
-  if (static_cast<int>(args.counts.size()) != size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are ", args.counts.size(), " counts for ", size, " ranks"));
-  }
-  for (int64_t count : args.counts) {
-    if (absl::Status status = CheckCount("a count", count); !status.ok()) return status;
-  }
-  if (args.contributors < 1 || args.contributors > size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("contributors is ", args.contributors, ", expected 1 to ", size));
-  }
-  return absl::OkStatus();
-}
 
 // Bits 62..63 the kind of slot, 24..61 the number of the operation, 0..23 the digest (FNV-1a).
 uint64_t MakeSlot(uint64_t kind, uint64_t number, absl::Span<const int64_t> arguments) {
@@ -273,10 +241,7 @@ absl::Status GlooCommunicator::SendContributions(const FoldExchange& exchange, u
 
 absl::Status GlooCommunicator::RunBroadcast(void* buffer, int64_t bytes, int root, Phase phase) {
   if (absl::Status status = CheckCount("bytes", bytes); !status.ok()) return status;
-  if (root < 0 || root >= size_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("root is ", root, ", expected 0 to ", size_ - 1));
-  }
+  if (absl::Status status = CheckRoot(root, size_); !status.ok()) return status;
   const uint64_t slot = CollectiveSlot({kBroadcastKind, bytes, root});
   if (size_ == 1) return absl::OkStatus();
   Messages messages(*mesh_);
@@ -291,15 +256,8 @@ absl::Status GlooCommunicator::RunBroadcast(void* buffer, int64_t bytes, int roo
   return absl::OkStatus();
 }
 
-absl::Status GlooCommunicator::CheckPeer(int64_t bytes, int peer) const {
-  if (absl::Status status = CheckCount("bytes", bytes); !status.ok()) return status;
-  if (peer >= 0 && peer < size_ && peer != rank_) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("peer is ", peer, ", expected another of the ", size_, " ranks"));
-}
-
 absl::Status GlooCommunicator::RunSend(const void* buffer, int64_t bytes, int peer, Phase phase) {
-  if (absl::Status status = CheckPeer(bytes, peer); !status.ok()) return status;
+  if (absl::Status status = CheckMessage(bytes, peer, rank_, size_); !status.ok()) return status;
   const uint64_t slot = MakeSlot(2, sent_to_[peer]++, {bytes});
   Messages messages(*mesh_);
   absl::Status status = messages.Send(buffer, bytes, peer, slot);
@@ -310,7 +268,7 @@ absl::Status GlooCommunicator::RunSend(const void* buffer, int64_t bytes, int pe
 }
 
 absl::Status GlooCommunicator::RunRecv(void* buffer, int64_t bytes, int peer) {
-  if (absl::Status status = CheckPeer(bytes, peer); !status.ok()) return status;
+  if (absl::Status status = CheckMessage(bytes, peer, rank_, size_); !status.ok()) return status;
   const uint64_t slot = MakeSlot(2, received_from_[peer]++, {bytes});
   Messages messages(*mesh_);
   absl::Status status = messages.Receive(buffer, bytes, peer, slot);

@@ -6,20 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_payloads.h"
+#include "worker/comm/arguments.h"
 
 namespace zeroshard {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// `status` with `what` in front, about the same rank and value.
-absl::Status Prefixed(const std::string& what, const absl::Status& status) {
-  absl::Status prefixed(status.code(), absl::StrCat(what, ": ", status.message()));
-  status.ForEachPayload([&prefixed](absl::string_view key, const absl::Cord& payload) {
-    prefixed.SetPayload(key, payload);
-  });
-  return prefixed;
-}
 
 }  // namespace
 
@@ -97,9 +89,7 @@ absl::Status GlooCommunicator::AllGatherHost(void* buffer, int64_t bytes,
 
 Event GlooCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
                                 std::function<absl::Status()> body) {
-  std::string what =
-      absl::StrCat(name, info.unit.empty() ? "" : " of ", info.unit, " (step ", info.step, ", ",
-                   NameOf(info.phase), ") on rank ", rank_, " of ", size_);
+  std::string what = OperationName(name, info, rank_, size_);
   absl::MutexLock lock(&enqueue_mutex_);
   return stream_->Enqueue([this, what = std::move(what), after, body = std::move(body)] {
     return Run(what, after, body);

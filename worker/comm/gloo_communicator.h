@@ -89,7 +89,6 @@ class GlooCommunicator : public Communicator {
   absl::Status RunSend(const void* buffer, int64_t bytes, int peer, Phase phase);
   absl::Status RunRecv(void* buffer, int64_t bytes, int peer);
   absl::Status RunBarrier();
-  absl::Status CheckPeer(int64_t bytes, int peer) const;
 
   absl::Status Fold(const FoldExchange& exchange);
   absl::Status SendContributions(const FoldExchange& exchange, uint64_t slot, Messages& messages);

@@ -2,43 +2,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/traffic.h"
 
 namespace zeroshard {
 namespace {
-
-absl::Status CheckSum(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("sums are of fp32 or bf16 elements, not of ", NameOf(type)));
-}
-
-absl::Status CheckCount(const char* what, int64_t count) {
-  if (count >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(what, " is ", count, ", expected 0 or more"));
-}
-
-absl::Status CheckArgs(const ReduceScatterArgs& args, int size) {
-  ZS_RETURN_IF_ERROR(CheckSum(args.type));
-  if (args.output_type != DType::kF32 && args.output_type != args.type) {
-    return absl::InvalidArgumentError(absl::StrCat("the output is ", NameOf(args.output_type),
-                                                   ", expected fp32 or the input's ",
-                                                   NameOf(args.type)));
-  }
-  if (static_cast<int>(args.counts.size()) != size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are ", args.counts.size(), " counts for ", size, " ranks"));
-  }
-  for (int64_t count : args.counts) ZS_RETURN_IF_ERROR(CheckCount("a count", count));
-  if (args.contributors < 1 || args.contributors > size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("contributors is ", args.contributors, ", expected 1 to ", size));
-  }
-  return absl::OkStatus();
-}
 
 // The first call in a group that NCCL refuses is the group's result.
 void Then(NcclResult* result, NcclResult call) {
@@ -246,25 +216,15 @@ absl::Status NcclCommunicator::PutGatherParts(char* buffer, const FoldExchange& 
 
 absl::Status NcclCommunicator::PutBroadcast(void* buffer, int64_t bytes, int root) {
   ZS_RETURN_IF_ERROR(CheckCount("bytes", bytes));
-  if (root < 0 || root >= size_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("root is ", root, ", expected 0 to ", size_ - 1));
-  }
+  ZS_RETURN_IF_ERROR(CheckRoot(root, size_));
   if (size_ == 1 || bytes == 0) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
     return api_->Broadcast(buffer, bytes, DType::kU8, root, comm, queue_->stream());
   });
 }
 
-absl::Status NcclCommunicator::CheckPeer(int64_t bytes, int peer) const {
-  ZS_RETURN_IF_ERROR(CheckCount("bytes", bytes));
-  if (peer >= 0 && peer < size_ && peer != rank_) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("peer is ", peer, ", expected another of the ", size_, " ranks"));
-}
-
 absl::Status NcclCommunicator::PutSend(const void* buffer, int64_t bytes, int peer) {
-  ZS_RETURN_IF_ERROR(CheckPeer(bytes, peer));
+  ZS_RETURN_IF_ERROR(CheckMessage(bytes, peer, rank_, size_));
   if (bytes == 0) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
     return api_->Send(buffer, bytes, DType::kU8, peer, comm, queue_->stream());
@@ -272,7 +232,7 @@ absl::Status NcclCommunicator::PutSend(const void* buffer, int64_t bytes, int pe
 }
 
 absl::Status NcclCommunicator::PutRecv(void* buffer, int64_t bytes, int peer) {
-  ZS_RETURN_IF_ERROR(CheckPeer(bytes, peer));
+  ZS_RETURN_IF_ERROR(CheckMessage(bytes, peer, rank_, size_));
   if (bytes == 0) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
     return api_->Receive(buffer, bytes, DType::kU8, peer, comm, queue_->stream());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_connect.h"
 #include "worker/comm/traffic.h"
 
@@ -30,10 +31,8 @@ NcclCommunicator::NcclCommunicator(const CommunicatorOptions& options, const Ncc
 Event NcclCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
                                 std::function<absl::Status()> body,
                                 std::function<void()> succeeded) {
-  std::string what =
-      absl::StrCat(name, info.unit.empty() ? "" : " of ", info.unit, " (step ", info.step, ", ",
-                   NameOf(info.phase), ") on rank ", rank_, " of ", size_);
-  return queue_->Enqueue(std::move(what), after, std::move(body), std::move(succeeded));
+  return queue_->Enqueue(OperationName(name, info, rank_, size_), after, std::move(body),
+                         std::move(succeeded));
 }
 
 std::function<void()> NcclCommunicator::Count(CollectiveOp op, Phase phase, int64_t bytes) {

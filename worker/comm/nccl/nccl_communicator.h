@@ -85,7 +85,6 @@ class NcclCommunicator : public Communicator {
   absl::Status PutRecv(void* buffer, int64_t bytes, int peer);
   absl::Status PutBarrier();
   absl::Status PutHostGather(int64_t bytes);
-  absl::Status CheckPeer(int64_t bytes, int peer) const;
 
   absl::Status PutFold(const FoldExchange& exchange);
   absl::Status PutPiece(const FoldExchange& exchange, int64_t start, int64_t piece);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_errors.h"
 #include "worker/comm/nccl/nccl_operation.h"
 

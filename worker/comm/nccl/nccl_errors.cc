@@ -1,6 +1,5 @@
 #include "worker/comm/nccl/nccl_errors.h"
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace zeroshard {
@@ -26,14 +25,6 @@ absl::Status NcclError(NcclApi* api, NcclResult result, NcclComm* comm, const st
     default:
       return absl::InternalError(absl::StrCat(text, " (NCCL_DEBUG=INFO tells more)"));
   }
-}
-
-absl::Status Prefixed(const std::string& what, const absl::Status& status) {
-  absl::Status prefixed(status.code(), absl::StrCat(what, ": ", status.message()));
-  status.ForEachPayload([&prefixed](absl::string_view key, const absl::Cord& payload) {
-    prefixed.SetPayload(key, payload);
-  });
-  return prefixed;
 }
 
 }  // namespace zeroshard

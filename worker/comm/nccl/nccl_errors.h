@@ -12,7 +12,4 @@ namespace zeroshard {
 // refuses, INTERNAL for the rest. `call` is what was called or asked.
 absl::Status NcclError(NcclApi* api, NcclResult result, NcclComm* comm, const std::string& call);
 
-// `status` with `what` in front, about the same rank and value.
-absl::Status Prefixed(const std::string& what, const absl::Status& status);
-
 }  // namespace zeroshard

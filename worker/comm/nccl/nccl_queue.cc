@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_errors.h"
 
 namespace zeroshard {

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_errors.h"
 #include "worker/comm/nccl/nccl_queue.h"
 

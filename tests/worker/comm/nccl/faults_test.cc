@@ -334,6 +334,7 @@ TEST(NcclOperations, AnErrorOfNcclEndsEverythingPromptlyAndLeavesMemoryAlone) {
   std::vector<float> data(3, 5.0f), queued(3, 6.0f);
   const Event pending = ranks[0].AllGather(data.data(), 1, DType::kF32, Info());
   const Event behind = ranks[0].AllGather(queued.data(), 1, DType::kF32, Info());
+  ranks.nccl().AwaitKernels(1);
   const double seconds = SecondsOf([&] {
     ranks.nccl().SetError(0, NcclResult::kRemoteError);
     for (const Event& event : {pending, behind, ranks[0].Barrier(Info())}) {
@@ -371,6 +372,7 @@ TEST(NcclAbort, EndsPendingAndLaterOperationsWithItsReason) {
   std::vector<float> data(3000, 5.0f);
   const Event pending = ranks[0].AllGather(data.data(), 1000, DType::kF32, Info());
   const Event queued = ranks[0].Barrier(Info());
+  ranks.nccl().AwaitKernels(1);
   const double seconds = SecondsOf([&] {
     std::thread other([&] { ranks[0].Abort("generation 8 begins"); });
     for (const Event& event : {pending, queued}) {

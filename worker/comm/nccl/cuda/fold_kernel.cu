@@ -27,7 +27,23 @@ cudaError_t Launch(const FoldArgs& args, int most_blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <typename In, typename Out>
+cudaError_t Load() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, FoldKernel<In, Out, 1>);
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, FoldKernel<In, Out, kFoldPack>);
+}
+
 }  // namespace
+
+cudaError_t LoadFold() {
+  for (cudaError_t error :
+       {Load<float, float>(), Load<uint16_t, float>(), Load<uint16_t, uint16_t>()}) {
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 
 cudaError_t LaunchFold(const FoldArgs& args, int most_blocks, cudaStream_t stream) {
   if (args.count == 0) return cudaSuccess;

@@ -3,7 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/comm/nccl/cuda/cuda_nccl_api.h"
+#include "worker/comm/nccl/cuda/fold_kernel.h"
 #include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/device/cuda/make_cuda_device.h"
 
 namespace zeroshard {
 
@@ -15,6 +17,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(
         absl::StrCat("NCCL moves memory of CUDA devices, and the device is ", device->name()));
   }
   ZS_RETURN_IF_ERROR(gpu->MakeCurrent());
+  ZS_RETURN_IF_ERROR(ZS_CUDA_CALL(LoadFold()));
   return MakeNcclCommunicator(options, NcclTuning{}, MakeCudaNcclApi(gpu), rendezvous, device);
 }
 
