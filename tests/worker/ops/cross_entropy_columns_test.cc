@@ -2,12 +2,14 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/worker/ops/typed_values.h"
 #include "worker/ops/cpu_isa.h"
+#include "worker/ops/ops.h"
 
 namespace zeroshard {
 namespace {
@@ -160,6 +162,25 @@ TEST(CrossEntropyColumnsSumTest, LargeLogitsNeitherOverflowNorVanish) {
                            1);
   EXPECT_NEAR(losses[0], ColumnLoss(at, 2, kV, 0, 390), 1e-6);
   EXPECT_NEAR(losses[1], ColumnLoss(at, 2, kV, 1, 399), 1e-6);
+}
+
+TEST(AddLossesTest, AddsThoseThatCountInOrderInFp64) {
+  const std::unique_ptr<Ops> ops = MakeCpuOps(3);
+  // 2^53 + 1 is no fp64 and falls back to 2^53.
+  const float big = 0x1p53f, nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<int32_t> all = {0, 5, 2}, first_two = {0, 5, -1}, last_two = {-1, 0, 7};
+  const auto sum = [&](double sum, std::vector<float> losses, const std::vector<int32_t>& targets) {
+    ops->AddLosses(losses.data(), targets.data(), static_cast<int64_t>(losses.size()), &sum);
+    return sum;
+  };
+  EXPECT_EQ(sum(0, {1, 1, big}, all), 0x1p53 + 2);
+  EXPECT_EQ(sum(0, {big, 1, 1}, all), 0x1p53);
+  EXPECT_EQ(sum(1, {1, big, nan}, first_two), 0x1p53 + 2);
+  EXPECT_EQ(sum(0.25, {nan, 1, 0.5f}, last_two), 1.75);
+  EXPECT_EQ(sum(0.25, {nan}, {-1}), 0.25);
+  EXPECT_EQ(sum(0.25, {}, {}), 0.25);
+  // More bits than a sum in fp32 would keep.
+  EXPECT_EQ(sum(0x1p30, {0x1p-20f}, {1}), 0x1p30 + 0x1p-20);
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ class Tensor {
       : Tensor(dtype, Values(static_cast<size_t>(size), 777.0), skip) {}
 
   void* data() { return bytes_.data() + skip_ * SizeOf(dtype_); }
+  const void* data() const { return bytes_.data() + skip_ * SizeOf(dtype_); }
   float* floats() { return static_cast<float*>(data()); }
 
   Values values() const {
