@@ -52,20 +52,17 @@ cudaError_t Scan(cudaStream_t stream, int64_t count, Scratch* scratch) {
                                        static_cast<int>(count), stream);
 }
 
-absl::Status LaunchOneByOne(cudaStream_t stream, const auto& op, int64_t n) {
-  return LaunchEach(stream, "EmbeddingBackwardRows", OneByOne{op}, 1, n, /*aligned=*/false);
-}
-
 // sorted, places and starts, and the ids.
 absl::Status FindPlaces(cudaStream_t stream, const int32_t* tokens, int64_t count, Scratch* scratch,
                         int32_t* ids) {
   constexpr const char* kWhat = "EmbeddingBackwardRows";
-  ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, NumberOp{scratch->numbers}, count));
+  ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, kWhat, NumberOp{scratch->numbers}, count));
   ZS_RETURN_IF_ERROR(StatusOf(Sort(stream, tokens, count, scratch), kWhat));
-  ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, MarkFirstOp{scratch->sorted, scratch->ranks}, count));
+  ZS_RETURN_IF_ERROR(
+      LaunchOneByOne(stream, kWhat, MarkFirstOp{scratch->sorted, scratch->ranks}, count));
   ZS_RETURN_IF_ERROR(StatusOf(Scan(stream, count, scratch), kWhat));
   return LaunchOneByOne(
-      stream, StartsOp{scratch->sorted, scratch->ranks, count, scratch->starts, ids}, count);
+      stream, kWhat, StartsOp{scratch->sorted, scratch->ranks, count, scratch->starts, ids}, count);
 }
 
 }  // namespace

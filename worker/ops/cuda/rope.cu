@@ -7,7 +7,7 @@ namespace zeroshard::cuda {
 absl::Status RopeTables(cudaStream_t stream, const float* frequencies, int64_t half,
                         int64_t positions, float* cosines, float* sines) {
   const RopeTableOp op{frequencies, half, cosines, sines};
-  return LaunchEach(stream, "RopeTables", op, positions, half, false);
+  return LaunchPlan<false>(stream, "RopeTables", op, positions, half, 1);
 }
 
 absl::Status Rope(cudaStream_t stream, void* x, int64_t ld, int64_t batch, int64_t seq,

@@ -41,8 +41,7 @@ absl::Status FoldRows(cudaStream_t stream, const RowSums& sums, const int32_t* i
   if (IsEmpty(sums)) return absl::OkStatus();
   return ForType(dtype, "FoldRows", [&](auto type) {
     using T = typename decltype(type)::Type;
-    ZS_RETURN_IF_ERROR(LaunchEach(stream, "FoldRows", OneByOne<AssignSlotsOp>{{sums, ids}}, 1, n,
-                                  /*aligned=*/false));
+    ZS_RETURN_IF_ERROR(LaunchOneByOne(stream, "FoldRows", AssignSlotsOp{sums, ids}, n));
     const FoldRowsOp<T> op{sums, ids, static_cast<const T*>(rows)};
     return LaunchEach(stream, "FoldRows", op, n, sums.cols, InPacks(sums, {rows}));
   });

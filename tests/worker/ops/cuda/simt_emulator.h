@@ -1,7 +1,9 @@
 // Runs the body of a CUDA kernel on the host, a thread of the block at a time, with the operations
 // of worker/ops/cuda/attention_simt.cuh as PTX ISA 8.0 defines them. It is made to find mistakes:
-// * Threads are fibers that run in a random order up to their next barrier or warp operation, so a
-//   missing barrier changes results between seeds.
+// * Threads are fibers that run up to their next barrier or warp operation, the lanes of a warp in
+// a
+//   random order; one warp runs ahead as far as barriers let it, another one after a random while.
+//   So a missing barrier changes results between seeds.
 // * Shared memory is full of NaN before a block, and checked for writes behind its end.
 // * An asynchronous copy happens either at once or only when it is waited for, by a coin.
 // * Lanes of a warp that meet in different operations, misaligned or foreign shared addresses, and
@@ -18,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -99,27 +102,40 @@ class BlockEmulator {
       warp.expected = 32;
     }
     for (size_t i = 0; i < fibers_.size(); ++i) Start(i);
-    while (error_.empty()) {
-      std::vector<size_t> ready;
-      bool all_done = true;
-      for (size_t i = 0; i < fibers_.size(); ++i) {
-        const Fiber& fiber = fibers_[i];
-        all_done = all_done && fiber.done;
-        const bool waits = fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen;
-        if (!fiber.done && !waits) ready.push_back(i);
+    std::vector<size_t> order(warps_.size());  // the first warp that can run does
+    std::iota(order.begin(), order.end(), size_t{0});
+    int rounds = 0;  // until the order changes
+    while (error_.empty() && !AllDone()) {
+      if (rounds-- == 0) {
+        std::shuffle(order.begin(), order.end(), random_);
+        rounds = static_cast<int>(random_() % 200);
       }
-      if (all_done) break;
-      if (ready.empty()) return Fail("threads wait for others that have ended or wait elsewhere");
-      std::shuffle(ready.begin(), ready.end(), random_);
-      for (const size_t i : ready) {
-        if (!error_.empty()) return;
-        running_ = i;
-        Resume(&fibers_[i]);
-      }
+      const bool ran =
+          std::any_of(order.begin(), order.end(), [&](size_t w) { return RunWarp(w); });
+      if (!ran) return Fail("threads wait for others that have ended or wait elsewhere");
     }
     for (size_t i = 0; i < kGuard; ++i) {
       if (base_[shared_bytes_ + i] != static_cast<char>(0xFF)) Fail("write behind shared memory");
     }
+  }
+  bool AllDone() const {
+    return std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.done; });
+  }
+  // Runs the threads of a warp that can run, each once. Whether there was one.
+  bool RunWarp(size_t warp) {
+    std::array<size_t, 32> lanes;
+    std::iota(lanes.begin(), lanes.end(), warp * 32);
+    std::shuffle(lanes.begin(), lanes.end(), random_);
+    bool ran = false;
+    for (const size_t i : lanes) {
+      const Fiber& fiber = fibers_[i];
+      const bool waits = fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen;
+      if (fiber.done || waits || !error_.empty()) continue;
+      ran = true;
+      running_ = i;
+      Resume(&fibers_[i]);
+    }
+    return ran;
   }
   void Start(size_t i) {
     Fiber& fiber = fibers_[i];
