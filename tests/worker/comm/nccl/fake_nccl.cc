@@ -47,8 +47,11 @@ struct NcclStream {
 };
 
 struct NcclMark {
-  std::atomic<bool> reached{false};
-  std::chrono::steady_clock::time_point at;
+  struct Moment {
+    std::atomic<bool> reached{false};
+    std::chrono::steady_clock::time_point at;
+  };
+  std::shared_ptr<Moment> moment = std::make_shared<Moment>();  // the stream's too
 };
 
 struct NcclComm {
@@ -235,20 +238,19 @@ class FakeNcclApi : public NcclApi {
   absl::StatusOr<NcclMark*> Mark(NcclStream* stream) override {
     auto* mark = new NcclMark();
     ++world_.live_marks_;
-    Push(stream, [mark] {
-      mark->at = std::chrono::steady_clock::now();
-      mark->reached = true;
+    Push(stream, [moment = mark->moment] {
+      moment->at = std::chrono::steady_clock::now();
+      moment->reached = true;
     });
     return mark;
   }
-  absl::StatusOr<bool> Reached(NcclMark* mark) override { return mark->reached.load(); }
+  absl::StatusOr<bool> Reached(NcclMark* mark) override { return mark->moment->reached.load(); }
   double Seconds(NcclMark* from, NcclMark* to) override {
-    return std::chrono::duration<double>(to->at - from->at).count();
+    return std::chrono::duration<double>(to->moment->at - from->moment->at).count();
   }
-  // A mark that is still to be reached stays until then, as a native event does.
   void FreeMark(NcclMark* mark) override {
     --world_.live_marks_;
-    if (mark->reached) delete mark;
+    delete mark;
   }
   Event EventOf(std::shared_ptr<NcclOperation> operation) override { return Event(operation); }
 
