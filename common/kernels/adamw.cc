@@ -13,19 +13,6 @@
 // After it:
 #include "common/kernels/vec-inl.h"
 
-#ifndef ZEROSHARD_COMMON_KERNELS_ADAMW_CC_
-#define ZEROSHARD_COMMON_KERNELS_ADAMW_CC_
-namespace zeroshard::cpu {
-namespace {
-
-struct AdamWFactors {
-  float grad_scale, beta1, rest1, beta2, rest2, eps, decay, step_size, correction;
-};
-
-}  // namespace
-}  // namespace zeroshard::cpu
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {
 
@@ -74,10 +61,7 @@ void UpdateRange(const AdamWFactors& factors, int64_t size, const void* grad, DT
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace zeroshard::cpu {
-
-HWY_EXPORT(UpdateRange);
-
+namespace zeroshard {
 namespace {
 
 // Not std::pow, whose last bit depends on the C library.
@@ -89,7 +73,9 @@ double Power(double base, int64_t exponent) {
   return result;
 }
 
-AdamWFactors FactorsOf(const AdamWArgs& args) {
+}  // namespace
+
+AdamWFactors AdamWFactorsOf(const AdamWArgs& args) {
   const double beta1 = args.beta1, beta2 = args.beta2, learning_rate = args.learning_rate;
   return {.grad_scale = args.grad_scale,
           .beta1 = args.beta1,
@@ -102,13 +88,15 @@ AdamWFactors FactorsOf(const AdamWArgs& args) {
           .correction = static_cast<float>(1 / std::sqrt(1 - Power(beta2, args.t)))};
 }
 
-}  // namespace
+namespace cpu {
+
+HWY_EXPORT(UpdateRange);
 
 void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,
            float* exp_avg, float* exp_avg_sq, void* param, DType param_type, int threads) {
   AssertFloat(grad_type);
   AssertFloat(param_type);
-  const AdamWFactors factors = FactorsOf(args);
+  const AdamWFactors factors = AdamWFactorsOf(args);
   ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(UpdateRange)
     (factors, end - begin, At(grad, begin, grad_type), grad_type, master + begin, exp_avg + begin,
@@ -116,5 +104,6 @@ void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, 
   });
 }
 
-}  // namespace zeroshard::cpu
+}  // namespace cpu
+}  // namespace zeroshard
 #endif  // HWY_ONCE

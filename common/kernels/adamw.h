@@ -36,6 +36,12 @@ struct AdamWArgs {
   int64_t t = 1;           // Adam's step count, from 1
 };
 
+// The numbers of a call, as above; the same on every device.
+struct AdamWFactors {
+  float grad_scale, beta1, rest1, beta2, rest2, eps, decay, step_size, correction;
+};
+AdamWFactors AdamWFactorsOf(const AdamWArgs& args);
+
 }  // namespace zeroshard
 
 namespace zeroshard::cpu {

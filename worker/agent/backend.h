@@ -34,8 +34,11 @@ struct WorkerBackend {
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
 };
 
-// `device`: cpu or cuda. INVALID_ARGUMENT where this build has no such backend, and the device's
-// error where it cannot be used.
-absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads);
+// `device`: cpu, cuda or cuda:N, where N counts the GPUs that CUDA_VISIBLE_DEVICES leaves.
+// `collectives`: nccl, gloo or empty for what suits the device; every worker of a job has the same.
+// INVALID_ARGUMENT where this build or this machine has no such device, and the device's error
+// where it cannot be used.
+absl::StatusOr<WorkerBackend> MakeBackend(const std::string& device, int threads,
+                                          const std::string& collectives = "");
 
 }  // namespace zeroshard

@@ -1,5 +1,6 @@
 #include "worker/agent/job_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <new>
@@ -16,6 +17,7 @@
 #include "worker/agent/assignment.h"
 #include "worker/agent/cluster_rendezvous.h"
 #include "worker/agent/utf8.h"
+#include "worker/zero/staged_store.h"
 
 namespace zeroshard {
 namespace {
@@ -27,6 +29,7 @@ using Steady = std::chrono::steady_clock;
 constexpr absl::Duration kFirstWord = absl::Seconds(2);
 constexpr size_t kMostText = 64 << 10;                  // bytes of a message, of a sample
 constexpr absl::Duration kStepLine = absl::Seconds(5);  // between two lines about steps in the log
+constexpr int64_t kMostStaged = int64_t{1} << 40;       // elements; no host has room for more
 
 template <typename Call>
 auto Guarded(Call call) -> decltype(call()) {
@@ -305,7 +308,15 @@ absl::Status JobRun::OpenStore(Parts* parts) {
   options.client = context_.client;
   options.presence = context_.presence;
   options.cancellation = &waits_;
+  // Of a device that is not the host: what may be on its way is what needs host memory.
+  const int64_t most =
+      std::min(kMostStaged, options.most_pushed) + std::min(kMostStaged, options.most_pulled);
+  const size_t host_bytes = static_cast<size_t>(most) * SizeOf(options.dtype);
+  const DType type = options.dtype;
   ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
+  if (!parts->device->is_host()) {
+    parts->store = MakeStagedStore(std::move(parts->store), parts->device.get(), type, host_bytes);
+  }
   context_.metrics->SetOffload(&parts->store->counters());
   {
     std::lock_guard<std::mutex> lock(parts_mutex_);

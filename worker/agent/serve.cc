@@ -23,9 +23,13 @@ void AddWorkerOptions(CLI::App* app, WorkerOptions* options) {
   options->member.program = "zeroshard-worker";
   options->threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   AddMemberOptions(app, &options->member);
-  app->add_option("--device", options->device, "What to compute on.")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  app->add_option("--device", options->device,
+                  "What to compute on: cpu, cuda or cuda:N, the host's GPU of that number.")
       ->capture_default_str();
+  app->add_option("--collectives", options->collectives,
+                  "What exchanges data between ranks: nccl (the default with --device cuda) or "
+                  "gloo, which goes through host memory, so that workers may share a GPU. The same "
+                  "for all workers.");
   app->add_option("--threads", options->threads,
                   "Threads for computing. With several workers on a host, give each its share.")
       ->check(CLI::Range(1, 1024))
@@ -42,7 +46,8 @@ void AddWorkerOptions(CLI::App* app, WorkerOptions* options) {
 }
 
 int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
-  absl::StatusOr<WorkerBackend> backend = MakeBackend(options.device, options.threads);
+  absl::StatusOr<WorkerBackend> backend =
+      MakeBackend(options.device, options.threads, options.collectives);
   if (!backend.ok()) return ReportFailure(options.member.program, backend.status());
   backend->open_store = [open = backend->open_store,
                          shared = options.shared_memory](StoreClientOptions store) {
@@ -57,7 +62,7 @@ int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   MemberSessionOptions session;
   session.coordinator = options.member.coordinator;
   session.hello = (*daemon)->MakeHello();
-  session.hello.set_device(options.device);
+  session.hello.set_device(options.device.substr(0, options.device.find(':')));
   session.hello.set_threads(static_cast<uint32_t>(options.threads));
   session.hello.set_fingerprint(backend->fingerprint);
   WorkerAgent agent(session, &*backend, metrics.get());

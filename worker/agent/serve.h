@@ -12,6 +12,7 @@ namespace zeroshard {
 struct WorkerOptions {
   MemberDaemonOptions member;
   std::string device = "cpu";
+  std::string collectives;  // empty: what suits the device
   int threads = 1;
   double shutdown_grace_seconds = 30;
   bool shared_memory = true;  // with stores of this host

@@ -1,0 +1,319 @@
+// Kernels without sums over elements: the same bits as the CPU's.
+#include "worker/ops/vector_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "common/kernels/adamw.h"
+#include "common/kernels/convert.h"
+#include "tests/worker/ops/cuda/launch_emulation.h"
+#include "worker/ops/cuda/adamw.h"
+#include "worker/ops/cuda/dropout.h"
+#include "worker/ops/cuda/elementwise.h"
+#include "worker/ops/cuda/embedding.h"
+#include "worker/ops/cuda/rope.h"
+#include "worker/ops/dropout.h"
+
+namespace zeroshard::cuda {
+namespace {
+
+using cpu::RandomValues;
+using cpu::Values;
+
+// Normal deviates of fp32, and what is not finite.
+Values Mixed(int64_t n, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  Values values(static_cast<size_t>(n));
+  for (double& value : values) value = normal(generator);
+  if (n > 20) {
+    values[3] = INFINITY;
+    values[11] = -INFINITY;
+    values[17] = NAN;
+    values[19] = -0.0;
+  }
+  return values;
+}
+
+const std::vector<int64_t> kSizes = {1, 7, 8, 65, 1000, 5003};
+
+TEST(CudaVectorOpsTest, AddIsTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const int64_t n : kSizes) {
+      for (const bool aligned : {false, true}) {
+        Array<T> a(Mixed(n, 1)), b(RandomValues(n, 2)), wanted(n), y(n);
+        cpu::Add(a.data(), b.data(), n, dtype, wanted.data(), 1);
+        RunFlat(AddOp<T>{a.data(), b.data(), y.data()}, n, aligned);
+        ExpectSameBits(y, wanted, "sums");
+        RunFlat(AddOp<T>{a.data(), b.data(), a.data()}, n, aligned);
+        ExpectSameBits(a, wanted, "in place");
+      }
+    }
+  });
+}
+
+TEST(CudaVectorOpsTest, ConvertIsTheCpus) {
+  for (const int64_t n : kSizes) {
+    for (const bool aligned : {false, true}) {
+      Array<float> wide(Mixed(n, 3)), wanted_wide(n), back(n);
+      Array<Bf16> narrow(n), wanted(n);
+      cpu::Convert(wide.data(), DType::kF32, n, wanted.data(), DType::kBF16, 1);
+      RunFlat(ConvertOp<float, Bf16>{wide.data(), narrow.data()}, n, aligned);
+      ExpectSameBits(narrow, wanted, "to bf16");
+      cpu::Convert(wanted.data(), DType::kBF16, n, wanted_wide.data(), DType::kF32, 1);
+      RunFlat(ConvertOp<Bf16, float>{narrow.data(), back.data()}, n, aligned);
+      ExpectSameBits(back, wanted_wide, "to fp32");
+    }
+  }
+}
+
+TEST(CudaVectorOpsTest, AccumulateF32IsTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const int64_t n : kSizes) {
+      for (const bool aligned : {false, true}) {
+        Array<T> x(Mixed(n, 4));
+        Array<float> acc(RandomValues(n, 5, 0.001)), wanted = acc;
+        cpu::AccumulateF32(x.data(), dtype, n, true, wanted.data(), 1);
+        RunFlat(AccumulateOp<T>{x.data(), acc.data()}, n, aligned);
+        ExpectSameBits(acc, wanted, "sums");
+      }
+    }
+  });
+}
+
+TEST(CudaVectorOpsTest, RoundInPlaceIsTheCpus) {
+  for (const int64_t n : kSizes) {
+    for (const bool aligned : {false, true}) {
+      Array<float> x(Mixed(n, 6)), wanted = x;
+      cpu::RoundInPlace(wanted.data(), n, DType::kBF16, 1);
+      RunFlat(RoundOp{x.data(), DType::kBF16}, n, aligned);
+      ExpectSameBits(x, wanted, "rounded");
+    }
+  }
+}
+
+TEST(CudaVectorOpsTest, AddRoundedIsTheCpusForAllTypes) {
+  ForEachType([](auto sum_element, DType sum_type) {
+    ForEachType([&](auto gradient_element, DType gradient_type) {
+      for (const DType wire : {DType::kF32, DType::kBF16}) {
+        for (const int64_t n : kSizes) {
+          for (const bool aligned : {false, true}) {
+            using S = decltype(sum_element);
+            using G = decltype(gradient_element);
+            Array<S> sum(Mixed(n, 7));
+            Array<G> gradient(Mixed(n, 8)), wanted = gradient;
+            cpu::AddRounded(sum.data(), sum_type, n, wire, wanted.data(), gradient_type, 1);
+            RunFlat(AddRoundedOp<S, G>{sum.data(), wire, gradient.data()}, n, aligned);
+            ExpectSameBits(gradient, wanted, NameOf(wire));
+          }
+        }
+      }
+    });
+  });
+}
+
+TEST(CudaVectorOpsTest, AdamWIsTheCpusForAllTypesOverSteps) {
+  ForEachType([](auto grad_element, DType grad_type) {
+    ForEachType([&](auto param_element, DType param_type) {
+      using G = decltype(grad_element);
+      using P = decltype(param_element);
+      for (const int64_t n : kSizes) {
+        for (const bool aligned : {false, true}) {
+          Array<float> master(RandomValues(n, 9)), m(n), v(n);
+          Array<float> master2 = master, m2 = m, v2 = v;
+          Array<P> param(n), param2(n);
+          AdamWArgs args{.learning_rate = 3e-3f, .weight_decay = 0.1f, .grad_scale = 0.37f};
+          for (args.t = 1; args.t <= 3; ++args.t) {
+            Array<G> grad(Mixed(n, static_cast<uint32_t>(args.t)));
+            cpu::AdamW(args, n, grad.data(), grad_type, master2.data(), m2.data(), v2.data(),
+                       param2.data(), param_type, 1);
+            RunFlat(AdamWOp<G, P>{AdamWFactorsOf(args), grad.data(), master.data(), m.data(),
+                                  v.data(), param.data()},
+                    n, aligned);
+          }
+          ExpectSameBits(master, master2, "master");
+          ExpectSameBits(m, m2, "exp_avg");
+          ExpectSameBits(v, v2, "exp_avg_sq");
+          ExpectSameBits(param, param2, "param");
+        }
+      }
+    });
+  });
+}
+
+TEST(CudaVectorOpsTest, AdamWMayWriteParametersOverTheMaster) {
+  const int64_t n = 100;
+  Array<float> master(RandomValues(n, 9)), m(n), v(n), wanted = master, m2 = m, v2 = v, param(n);
+  Array<float> grad(RandomValues(n, 10));
+  const AdamWArgs args{.learning_rate = 3e-3f};
+  cpu::AdamW(args, n, grad.data(), DType::kF32, wanted.data(), m2.data(), v2.data(), param.data(),
+             DType::kF32, 1);
+  RunFlat(AdamWOp<float, float>{AdamWFactorsOf(args), grad.data(), master.data(), m.data(),
+                                v.data(), master.data()},
+          n, true);
+  ExpectSameBits(master, wanted, "master");
+}
+
+TEST(CudaDropoutTest, TheMaskIsTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const float rate : {0.1f, 0.5f, 1.0f}) {
+      for (const int64_t per_sample : {1, 6, 8, 136, 2049}) {
+        for (const bool aligned : {false, true}) {
+          if (aligned && per_sample % kPack != 0) continue;
+          const int64_t batch = 3, n = batch * per_sample;
+          const DropoutArgs args{.rate = rate,
+                                 .seed = 0xFEDCBA9876543210,
+                                 .step = (uint64_t{5} << 33) + 1,
+                                 .site = 2,
+                                 .first_sample = 41};
+          Array<T> x(RandomValues(n, 11)), y(n), wanted(n);
+          cpu::Dropout(args, x.data(), batch, per_sample, dtype, wanted.data(), 1);
+          const DropoutOp<T> op{DropoutRuleOf(args), args.first_sample, per_sample, x.data(),
+                                y.data()};
+          RunEach(op, batch, per_sample, aligned, 4);
+          ExpectSameBits(y, wanted, "dropped");
+        }
+      }
+    }
+  });
+}
+
+// Also where the block's number passes 32 bits.
+TEST(CudaDropoutTest, AnElementsFactorIsThatOfItsBlock) {
+  const DropoutArgs args{.rate = 0.3f, .seed = 77, .step = 4, .site = 1};
+  const DropoutRule rule = DropoutRuleOf(args);
+  const DropoutStream stream = DropoutStreamOf(rule, 9);
+  for (const int64_t begin : {int64_t{0}, (int64_t{1} << 34) - 32}) {
+    std::vector<float> wanted(64);
+    cpu::DropoutMask(args, 9).Factors(begin, 64, wanted.data());
+    for (int64_t i = 0; i < 64; ++i) {
+      ASSERT_EQ(DropoutFactor(rule, stream, static_cast<uint64_t>(begin + i)),
+                wanted[static_cast<size_t>(i)])
+          << begin << " + " << i;
+    }
+  }
+}
+
+TEST(CudaDropoutTest, ARateBelowAnyWordDropsNothing) {
+  EXPECT_EQ(DropoutThreshold({.rate = 0}), 0u);
+  EXPECT_EQ(DropoutThreshold({.rate = 1e-11f}), 0u);
+  EXPECT_EQ(DropoutThreshold({.rate = 1}), uint64_t{1} << 32);
+  EXPECT_EQ(DropoutThreshold({.rate = 0.25f}), uint64_t{1} << 30);
+}
+
+struct RopeCase {
+  int64_t batch, seq, heads, head_dim, gap, first;
+};
+
+TEST(CudaRopeTest, RotationsAreTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const RopeCase& c :
+         {RopeCase{2, 9, 3, 16, 8, 0}, RopeCase{1, 5, 2, 6, 1, 1000}, RopeCase{3, 4, 1, 2, 0, 7}}) {
+      for (const bool inverse : {false, true}) {
+        for (const bool aligned : {false, true}) {
+          const int64_t half = c.head_dim / 2, ld = c.heads * c.head_dim + c.gap;
+          if (aligned && (half % kPack != 0 || ld % kPack != 0)) continue;
+          Array<T> x(RandomValues(c.batch * c.seq * ld, 12)), wanted = x;
+          std::vector<float> frequencies;
+          for (int64_t i = 0; i < half; ++i)
+            frequencies.push_back(std::pow(10000.0f, -static_cast<float>(i) / half));
+          cpu::Rope(wanted.data(), ld, c.batch, c.seq, c.heads, c.head_dim, frequencies.data(),
+                    c.first, inverse, dtype, 1);
+
+          const int64_t positions = c.first + c.seq;
+          Array<float> cosines(positions * half), sines(positions * half);
+          RunEach(RopeTableOp{frequencies.data(), half, cosines.data(), sines.data()}, positions,
+                  half, false);
+          const RopeOp<T> op{x.data(),
+                             ld,
+                             c.seq,
+                             static_cast<uint32_t>(half),
+                             cosines.data() + c.first * half,
+                             sines.data() + c.first * half,
+                             inverse ? -1.0f : 1.0f};
+          RunEach(op, c.batch * c.seq, c.heads * half, aligned);
+          ExpectSameBits(x, wanted, "rotated");
+        }
+      }
+    }
+  });
+}
+
+std::vector<int32_t> RandomTokens(int64_t n, int32_t vocabulary, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(generator() % vocabulary);
+  return tokens;
+}
+
+TEST(CudaEmbeddingTest, LookupsAreTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    const int64_t batch = 3, seq = 7, vocabulary = 40;
+    for (const int64_t cols : {1, 8, 65, 256}) {
+      for (const bool aligned : {false, true}) {
+        if (aligned && cols % kPack != 0) continue;
+        const auto tokens = RandomTokens(batch * seq, vocabulary, 13);
+        Array<T> tok(Mixed(vocabulary * cols, 14)), pos(RandomValues(seq * cols, 15));
+        for (T* positions : {pos.data(), static_cast<T*>(nullptr)}) {
+          Array<T> y(batch * seq * cols), wanted(batch * seq * cols);
+          cpu::EmbeddingForward(tokens.data(), tok.data(), positions, batch, seq, cols, dtype,
+                                wanted.data(), 1);
+          RunEach(LookupOp<T>{tokens.data(), tok.data(), positions, seq, cols, y.data()},
+                  batch * seq, cols, aligned);
+          ExpectSameBits(y, wanted, positions ? "with positions" : "without");
+        }
+      }
+    }
+  });
+}
+
+// The kernels in their order; the sort and the scan between them are the host's.
+template <class T>
+void BackwardRows(const T* dy, const std::vector<int32_t>& tokens, int64_t cols, bool aligned,
+                  std::vector<int32_t>* ids, T* rows) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  std::vector<int32_t> places(tokens.size()), sorted(tokens.size()), ranks(tokens.size()),
+      starts(tokens.size() + 1);
+  RunEach(OneByOne{NumberOp{places.data()}}, 1, count, false);
+  std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
+    return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
+  });
+  for (size_t i = 0; i < tokens.size(); ++i) sorted[i] = tokens[static_cast<size_t>(places[i])];
+  RunEach(OneByOne{MarkFirstOp{sorted.data(), ranks.data()}}, 1, count, false);
+  std::inclusive_scan(ranks.begin(), ranks.end(), ranks.begin());
+  RunEach(OneByOne{StartsOp{sorted.data(), ranks.data(), count, starts.data(), ids->data()}}, 1,
+          count, false);
+  RunEach(SumPlacesOp<T>{dy, places.data(), starts.data(), ranks.data() + (count - 1), cols, rows},
+          count, cols, aligned);
+}
+
+TEST(CudaEmbeddingTest, TheGradientsRowsAreTheCpus) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const int32_t vocabulary : {1, 30, 1000000}) {
+      for (const int64_t cols : {1, 8, 65}) {
+        for (const bool aligned : {false, true}) {
+          if (aligned && cols % kPack != 0) continue;
+          const int64_t batch = 2, seq = 61, count = batch * seq;
+          const auto tokens = RandomTokens(count, vocabulary, 16);
+          Array<T> dy(RandomValues(count * cols, 17)), rows(count * cols), wanted(count * cols);
+          std::vector<int32_t> ids(tokens.size(), 12345), wanted_ids(tokens.size(), 54321);
+          cpu::EmbeddingBackwardRows(dy.data(), tokens.data(), batch, seq, cols, dtype,
+                                     wanted_ids.data(), wanted.data(), 1);
+          BackwardRows(dy.data(), tokens, cols, aligned, &ids, rows.data());
+          EXPECT_EQ(ids, wanted_ids);
+          ExpectSameBits(rows, wanted, "rows");
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zeroshard::cuda

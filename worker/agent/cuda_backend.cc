@@ -1,0 +1,43 @@
+#include "worker/agent/cuda_backend.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "worker/comm/nccl/cuda/make_nccl_communicator.h"
+#include "worker/comm/staged_communicator.h"
+#include "worker/device/cuda/make_cuda_device.h"
+#include "worker/ops/cuda/cuda_ops.h"
+
+namespace zeroshard {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeStagedGloo(const CommunicatorOptions& options,
+                                                             Rendezvous* rendezvous,
+                                                             Device* device) {
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> gloo,
+                      MakeGlooCommunicator(options, rendezvous, device));
+  return MakeStagedCommunicator(std::move(gloo), device);
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
+                                          Collectives collectives) {
+  if (const absl::Status usable = CheckCudaDevice(ordinal); !usable.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device cuda: ", usable.message()));
+  }
+  common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
+  common.make_ops = [](Device* device) { return MakeCudaOps(device); };
+  if (collectives == Collectives::kGloo) {
+    common.make_communicator = MakeStagedGloo;
+  } else {
+    common.make_communicator = [](const CommunicatorOptions& options, Rendezvous* rendezvous,
+                                  Device* device) {
+      return MakeNcclCommunicator(options, rendezvous, device);
+    };
+  }
+  return common;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,44 @@
+// One step of AdamW: the arithmetic of common/kernels/adamw.h.
+#pragma once
+
+#include <cstdint>
+
+#include "common/kernels/adamw.h"
+#include "worker/ops/cuda/host_device.h"
+
+namespace zeroshard::cuda {
+
+// param may be master.
+template <class G, class P>
+struct AdamWOp {
+  AdamWFactors factors;
+  const G* grad;
+  float* master;
+  float* exp_avg;
+  float* exp_avg_sq;
+  P* param;
+
+  template <int N>
+  ZS_HOST_DEVICE void At(int64_t i) const {
+    float g[N], m[N], v[N], p[N];
+    Load<N>(grad + i, g);
+    Load<N>(exp_avg + i, m);
+    Load<N>(exp_avg_sq + i, v);
+    for (int k = 0; k < N; ++k) {
+      g[k] *= factors.grad_scale;
+      m[k] = Fma(g[k], factors.rest1, m[k] * factors.beta1);
+      v[k] = Fma(g[k] * g[k], factors.rest2, v[k] * factors.beta2);
+    }
+    Store<N>(m, exp_avg + i);
+    Store<N>(v, exp_avg_sq + i);
+    Load<N>(master + i, p);  // not before the stores: the gradient's registers are free by now
+    for (int k = 0; k < N; ++k) {
+      const float denom = Fma(SquareRoot(v[k]), factors.correction, factors.eps);
+      p[k] = Fma(-factors.step_size, Divide(m[k], denom), p[k] * factors.decay);
+    }
+    Store<N>(p, master + i);
+    Store<N>(p, param + i);
+  }
+};
+
+}  // namespace zeroshard::cuda

@@ -1,0 +1,166 @@
+// Softmax cross-entropy of logits [v, rows], the vocabulary outermost: each of `rows` columns is
+// one prediction. Three kernels:
+//   sums      a thread adds up a chunk of the vocabulary for its columns: the largest logit and the
+//             sum of exp(logit - largest) (Milakov & Gimelshein 2018, "Online normalizer
+//             calculation for softmax", algorithm 3)
+//   join      joins a column's chunks in a fixed order, and writes its loss
+//   gradient  replaces a chunk's logits by softmax - onehot
+#pragma once
+
+#include <cstdint>
+
+#include "worker/ops/cuda/exp.h"
+#include "worker/ops/cuda/host_device.h"
+
+namespace zeroshard::cuda {
+
+inline constexpr int64_t kVocabularyChunk = 128;
+inline constexpr int kJoinColumns = 32, kJoinParts = 8;  // threads of a block of `join`
+
+// The sum of exp(x - max) over some x; NaN where an x is not finite, as comparisons and the
+// exponential would swallow it.
+struct OnlineSum {
+  float max = -INFINITY;
+  float sum = 0;
+};
+
+ZS_HOST_DEVICE float Larger(float a, float b) { return b > a ? b : a; }
+
+ZS_HOST_DEVICE OnlineSum Join(const OnlineSum& a, const OnlineSum& b) {
+  const float max = Larger(a.max, b.max);
+  return {max, Fma(b.sum, ExpOfNegative(b.max - max), a.sum * ExpOfNegative(a.max - max))};
+}
+
+// [chunks, rows] of each.
+struct ChunkSums {
+  float* maxima;
+  float* sums;
+};
+
+// Row = chunk.
+template <class T>
+struct ChunkSumsOp {
+  const T* logits;
+  int64_t rows, v;
+  ChunkSums out;
+
+  template <class Cols>
+  ZS_HOST_DEVICE void Row(int64_t chunk, const Cols& mine) const {
+    const int64_t begin = chunk * kVocabularyChunk;
+    const int64_t end = begin + kVocabularyChunk < v ? begin + kVocabularyChunk : v;
+    mine.Each([&](auto width, int64_t col) {
+      constexpr int N = decltype(width)::value;
+      float max[N], sum[N];
+      for (int i = 0; i < N; ++i) {
+        max[i] = -INFINITY;
+        sum[i] = 0;
+      }
+      int64_t row = begin;
+      for (; row + kTogether <= end; row += kTogether) Take<N, kTogether>(row, col, max, sum);
+      for (; row < end; ++row) Take<N, 1>(row, col, max, sum);
+      Store<N>(max, out.maxima + chunk * rows + col);
+      Store<N>(sum, out.sums + chunk * rows + col);
+    });
+  }
+
+ private:
+  static constexpr int kTogether = 4;  // rows that share a rescaling of the sum
+
+  template <int N, int R>
+  ZS_HOST_DEVICE void Take(int64_t row, int64_t col, float (&max)[N], float (&sum)[N]) const {
+    float x[R][N];
+    for (int r = 0; r < R; ++r) Load<N>(logits + (row + r) * rows + col, x[r]);
+    for (int i = 0; i < N; ++i) {
+      float most = max[i];
+      for (int r = 0; r < R; ++r) most = Larger(most, x[r][i]);
+      float total = sum[i] * ExpOfNegative(max[i] - most);
+      for (int r = 0; r < R; ++r) {
+        // x * 0 is 0, or a NaN where x is not finite.
+        total = Fma(x[r][i], 0.0f, total + ExpOfNegative(x[r][i] - most));
+      }
+      max[i] = most;
+      sum[i] = total;
+    }
+  }
+};
+
+// Part `part` of kJoinParts of a column's chunks.
+ZS_HOST_DEVICE OnlineSum JoinChunks(const ChunkSums& in, int64_t rows, int64_t chunks, int64_t col,
+                                    int part) {
+  OnlineSum total;
+  for (int64_t chunk = part; chunk < chunks; chunk += kJoinParts) {
+    total = Join(total, {in.maxima[chunk * rows + col], in.sums[chunk * rows + col]});
+  }
+  return total;
+}
+
+// What the gradient needs of each column: [rows] of each.
+struct ColumnScales {
+  float* maxima;
+  float*
+      scales;  // of exp(logit - maximum); 0 where there is no target, NaN where one is not finite
+};
+
+// Of a column whose chunks are all joined.
+template <class T>
+ZS_HOST_DEVICE void FinishColumn(const OnlineSum& total, const T* logits, const int32_t* targets,
+                                 int64_t rows, int64_t col, float* losses,
+                                 const ColumnScales& out) {
+  const int32_t target = targets[col];
+  out.maxima[col] = total.max;
+  if (target < 0) {
+    losses[col] = 0;
+    out.scales[col] = 0;
+    return;
+  }
+  const float logit = Element<T>::Widen(logits[target * rows + col]);
+  losses[col] = static_cast<float>(static_cast<double>(total.max) - static_cast<double>(logit) +
+                                   log(static_cast<double>(total.sum)));
+  out.scales[col] = Divide(1.0f, total.sum);
+}
+
+// Row = chunk.
+template <class T>
+struct SoftmaxGradOp {
+  T* logits;
+  const int32_t* targets;
+  int64_t rows, v;
+  ColumnScales columns;
+
+  template <class Cols>
+  ZS_HOST_DEVICE void Row(int64_t chunk, const Cols& mine) const {
+    const int64_t begin = chunk * kVocabularyChunk;
+    const int64_t end = begin + kVocabularyChunk < v ? begin + kVocabularyChunk : v;
+    mine.Each([&](auto width, int64_t col) {
+      constexpr int N = decltype(width)::value;
+      float max[N], scale[N];
+      int32_t target[N];
+      Load<N>(columns.maxima + col, max);
+      Load<N>(columns.scales + col, scale);
+      for (int i = 0; i < N; ++i) target[i] = targets[col + i];
+      ZS_UNROLL(4)
+      for (int64_t row = begin; row < end; ++row) {
+        float x[N];
+        T* const at = logits + row * rows + col;
+        Load<N>(at, x);
+        for (int i = 0; i < N; ++i) {
+          x[i] = ExpOfNegative(x[i] - max[i]) * scale[i];
+          if (row == target[i]) x[i] -= 1.0f;
+        }
+        Store<N>(x, at);
+      }
+    });
+  }
+};
+
+// sum += the losses of rows with a target, in order.
+ZS_HOST_DEVICE double AddInOrder(const float* losses, const int32_t* targets, int64_t count,
+                                 double sum) {
+  ZS_UNROLL(8)
+  for (int64_t i = 0; i < count; ++i) {
+    if (targets[i] >= 0) sum += static_cast<double>(losses[i]);
+  }
+  return sum;
+}
+
+}  // namespace zeroshard::cuda

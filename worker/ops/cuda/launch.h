@@ -1,0 +1,42 @@
+// Launching kernels from host code: errors as absl::Status, and from a DType to an element type.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/types.h"
+#include "worker/ops/cuda/host_device.h"
+
+namespace zeroshard::cuda {
+
+// OK, or the INTERNAL error of a call or of the launch just made (RESOURCE_EXHAUSTED without device
+// memory). An error of work that was enqueued earlier may also show up here; the text says so.
+absl::Status StatusOf(cudaError_t error, const char* what);
+
+// Of the launch just made by this thread.
+inline absl::Status LaunchStatus(const char* kernel) {
+  return StatusOf(cudaGetLastError(), kernel);
+}
+
+// Names an element type to a generic lambda: `using T = typename decltype(type)::Type`.
+template <class T>
+struct TypeTag {
+  using Type = T;
+};
+
+// Calls f(TypeTag<T>()) for the element type of `dtype`; INVALID_ARGUMENT where there is none.
+template <class F>
+absl::Status ForType(DType dtype, const char* what, const F& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(TypeTag<float>());
+    case DType::kBF16:
+      return f(TypeTag<Bf16>());
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": element type ", NameOf(dtype), "; wanted fp32 or bf16"));
+  }
+}
+
+}  // namespace zeroshard::cuda
