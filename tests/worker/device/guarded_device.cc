@@ -104,9 +104,8 @@ class GuardedStream : public HostStream {
   Event Copy(void* to, const void* from, size_t bytes, const Event& after) override {
     if (char* view = device_->Find(to); view != nullptr) to = view;
     if (const char* view = device_->Find(from); view != nullptr) from = view;
-    const std::vector<std::shared_ptr<void>> counted{device_->CountCopy(to),
-                                                     device_->CountCopy(from)};
-    return Enqueue([=]() -> absl::Status {
+    std::vector<std::shared_ptr<void>> counted{device_->CountCopy(to), device_->CountCopy(from)};
+    return Enqueue([=, counted = std::move(counted)]() -> absl::Status {
       if (absl::Status status = after.Wait(); !status.ok()) return status;
       if (bytes > 0) std::memcpy(to, from, bytes);
       return absl::OkStatus();
