@@ -108,6 +108,7 @@ absl::StatusOr<CompletedSave> CompleteSave(FileSystem* files, CheckpointStore* s
   manifest.spec = contents.spec;
   manifest.next_sample = contents.next_sample;
   manifest.samples = contents.samples;
+  manifest.loss_scale = contents.loss_scale;
   for (int kind = 0; kind < kStateKinds; ++kind) {
     WeightDigest total;
     for (const SavedPart& part : contents.parts) total.Combine(part.digests[kind]);

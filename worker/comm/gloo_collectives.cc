@@ -16,9 +16,9 @@ namespace {
 enum Kind : int64_t { kGather = 1, kFold, kBroadcastKind, kBarrierKind };
 
 absl::Status CheckSum(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
+  if (IsFloat(type)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("sums are of fp32 or bf16 elements, not of ", NameOf(type)));
+      absl::StrCat("sums are of fp32, bf16 or fp16 elements, not of ", NameOf(type)));
 }
 
 absl::Status CheckCount(const char* what, int64_t count) {

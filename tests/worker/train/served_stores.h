@@ -15,6 +15,7 @@
 #include "common/checkpoint/state_digest.h"
 #include "common/plan/zero_policy.h"
 #include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "common/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -200,7 +201,10 @@ class ServedStores {
                  r.generation() == generation_;
         },
         "sealed the step"));
-    decision_ = MakeDecision(spec_, step, record.grad_norm(), record.tokens());
+    const v1::LossScale scale =
+        decision_.step() == 0 ? InitialLossScale(spec_) : decision_.loss_scale();
+    decision_ =
+        MakeDecision(spec_, step, record.grad_norm(), record.tokens(), scale, record.skipped());
     decision_.set_epoch(1);
     decision_.set_generation(generation_);
     decision_.set_next_sample(next_sample);
