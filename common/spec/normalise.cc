@@ -20,6 +20,7 @@
 #include "common/spec/nearest_key.h"
 #include "common/spec/offload_section.h"
 #include "common/spec/scalar.h"
+#include "common/spec/timeouts.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -357,9 +358,9 @@ absl::Status NormaliseRest(v1::JobSpec* spec) {
     }
   }
   v1::TimeoutSpec* timeouts = spec->mutable_timeouts();
-  if (!timeouts->has_start_seconds()) timeouts->set_start_seconds(120);
-  if (!timeouts->has_step_seconds()) timeouts->set_step_seconds(600);
-  if (!timeouts->has_collective_seconds()) timeouts->set_collective_seconds(300);
+  if (!timeouts->has_start_seconds()) timeouts->set_start_seconds(kStartSeconds);
+  if (!timeouts->has_step_seconds()) timeouts->set_step_seconds(kStepSeconds);
+  if (!timeouts->has_collective_seconds()) timeouts->set_collective_seconds(kCollectiveSeconds);
   for (const auto& [key, seen] :
        {std::pair<std::string, uint32_t>{"start_seconds", timeouts->start_seconds()},
         {"step_seconds", timeouts->step_seconds()},

@@ -280,7 +280,7 @@ void Core::EndSnapshot(Run& run, const v1::CheckpointRecord& record, const Momen
 void Core::CheckSnapshot(Run& run, const Moment& moment, Decision* out) {
   OffloadedRun& o = *run.offload;
   if (!o.snapshot) return;
-  const absl::Duration limit = CollectiveTimeout(run.job.spec);
+  const absl::Duration limit = SnapshotTimeout(run.job.spec);
   const absl::Duration silent = moment.now - o.snapshot->last_progress;
   if (silent < limit) return;
   const std::string text = absl::StrCat("no progress with it for ", Age(silent));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/spec/timeouts.h"
 #include "coordinator/core/attribution.h"
 #include "coordinator/core/durable_log.h"
 #include "coordinator/core/generation.h"
@@ -15,23 +16,6 @@
 #include "zeroshard/v1/jobs.pb.h"
 
 namespace zeroshard::coordinator {
-
-inline absl::Duration StartTimeout(const v1::JobSpec& spec) {
-  return absl::Seconds(spec.timeouts().has_start_seconds() ? spec.timeouts().start_seconds() : 120);
-}
-inline absl::Duration CollectiveTimeout(const v1::JobSpec& spec) {
-  return absl::Seconds(
-      spec.timeouts().has_collective_seconds() ? spec.timeouts().collective_seconds() : 300);
-}
-inline absl::Duration StepTimeout(const v1::JobSpec& spec) {
-  return absl::Seconds(spec.timeouts().has_step_seconds() ? spec.timeouts().step_seconds() : 600);
-}
-
-// How long a job that is cancelled with a checkpoint has for the step under way and the collectives
-// that end it. Writing takes as long as it advances: each part that is written starts this anew.
-inline absl::Duration SaveTimeout(const v1::JobSpec& spec) {
-  return StepTimeout(spec) + CollectiveTimeout(spec);
-}
 
 struct RankState {
   RankRecord record;

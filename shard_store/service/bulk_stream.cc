@@ -444,16 +444,21 @@ void BulkStream::Cut(bool last) {
 
 void BulkStream::MaybeFinish() {
   if (finished_ || writing_) return;
-  if (!ending_ && !(read_ended_ && !reading_ && pulls_ == 0)) return;
+  if (!ending_) {
+    if (!read_ended_ || reading_ || pulls_ > 0) return;
+    if (session_ != nullptr)  // nothing is to be let go of: all was sent
+      BeginEnd(absl::CancelledError("all that was asked for on this stream was answered"));
+  }
   if (!end_.ok() && !cancelled_ && !saying_why_) {
     saying_why_ = writing_ = true;
     outgoing_ = bulk::MakeErrorFrame(end_);
     StartWrite(&outgoing_);
     return;
   }
-  // Who hears the reason cancels. gRPC's call may never end where it is finished while frames wait
-  // for a peer that reads nothing, not even by a cancellation after it; cancelled first it does.
-  if (saying_why_ && session_ != nullptr && !cancelled_ && !read_ended_) return;
+  // Who hears the reason cancels, whether or not it had more to say. gRPC's call may never end
+  // where it is finished while frames wait for a peer that reads nothing, not even by a
+  // cancellation after it; cancelled first it does.
+  if (saying_why_ && session_ != nullptr && !cancelled_) return;
   finished_ = true;
   Finish(ToGrpcStatus(absl::Status(end_.code(), end_.message().substr(0, kMostStatusText))));
 }

@@ -18,6 +18,8 @@ constexpr std::chrono::milliseconds kProgressInterval(300);
 
 constexpr std::chrono::seconds kWaitLogged(10);  // so often at most
 
+constexpr char kNoAnswer[] = ", whose file system does not answer";
+
 // Of the job's map, the chunks whose first replica that is there is this store.
 std::vector<uint32_t> FirstReplicas(const v1::StoreJob& job,
                                     const std::map<uint32_t, Chunk>& chunks) {
@@ -231,16 +233,24 @@ void HostJob::End(const absl::Status& status) {
 std::string HostJob::AwaitFinished(std::chrono::steady_clock::time_point until) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (changed_.wait_until(lock, until, [this] { return finished_.load(); })) return "";
-  std::string what = absl::StrCat("job ", control_.report().run_id());
-  if (at_work_ && on_disk_) {
-    return absl::StrCat(what, " is still at work on its state in ", context_->options.nvme_dir,
-                        " (--nvme-dir); look at that disk");
+  std::vector<std::string> under_way;
+  const auto add = [&](auto... parts) { under_way.push_back(absl::StrCat(parts...)); };
+  if (!reading_.empty()) {
+    // A load that only waits for its own disk reads nothing meanwhile.
+    std::vector<std::string> from;
+    for (const auto& [folder, reads] : reading_) from.push_back(folder);
+    add("is still reading ", absl::StrJoin(from, " and "), kNoAnswer);
+  } else if (at_work_ && on_disk_) {
+    add("is still at work on its state in ", context_->options.nvme_dir,
+        " (--nvme-dir); look at that disk");
+  } else if (at_work_ || writers_.empty()) {
+    add("is still at work on its state");
   }
-  if (at_work_ || writers_.empty()) return absl::StrCat(what, " is still at work on its state");
   std::set<std::string> folders;
   for (const auto& [number, folder] : writers_) folders.insert(folder);
-  return absl::StrCat(what, " is still writing a snapshot into ", absl::StrJoin(folders, " and "),
-                      ", whose file system does not answer");
+  if (!folders.empty())
+    add("is still writing a snapshot into ", absl::StrJoin(folders, " and "), kNoAnswer);
+  return absl::StrCat("job ", control_.report().run_id(), " ", absl::StrJoin(under_way, ", and "));
 }
 
 void HostJob::Finish() {
@@ -325,6 +335,13 @@ void HostJob::OnLoading(uint64_t life, const std::string& what, bool waits) {
   }
   if (log) (waits ? LogWarning(run_id, " ", what) : LogInfo(run_id, " ", what));
   SendReport(true);
+}
+
+void HostJob::OnReading(const std::string& folder, bool begins) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = reading_.try_emplace(folder, 0).first;
+  found->second += begins ? 1 : -1;
+  if (found->second == 0) reading_.erase(found);
 }
 
 // --- bulk ----------------------------------------------------------------------------------------

@@ -142,6 +142,7 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   void OnProgress();
   // How far the load is; `waits`: for a store that says nothing.
   void OnLoading(uint64_t life, const std::string& what, bool waits);
+  void OnReading(const std::string& folder, bool begins);
   // The state of `life` is of no use any more.
   void FailState(uint64_t life, const absl::Status& status);
   // Tells the control something and does what follows from it; nothing where `life` is over.
@@ -182,8 +183,9 @@ class HostJob : public std::enable_shared_from_this<HostJob> {
   std::vector<std::shared_ptr<HeldState>> dying_;  // let go by the job's thread
   std::deque<Operation> operations_;
   bool quit_ = false;
-  bool at_work_ = false;  // the job's thread is, on the state
-  bool on_disk_ = false;  // that state's chunks are in --nvme-dir
+  bool at_work_ = false;                // the job's thread is, on the state
+  bool on_disk_ = false;                // that state's chunks are in --nvme-dir
+  std::map<std::string, int> reading_;  // reads under way, by the folder that a load is from
 
   std::set<std::shared_ptr<Stream>> streams_;
   std::map<uint32_t, std::vector<Waiting>> waiting_;  // by chunk

@@ -117,6 +117,7 @@ void HostJob::Load(uint64_t life, std::shared_ptr<const std::atomic<bool>> stop,
     hooks.doing = [this, life](const std::string& what, bool waits) {
       OnLoading(life, what, waits);
     };
+    hooks.reading = [this](const std::string& folder, bool begins) { OnReading(folder, begins); };
     return LoadState(request, *state->model, hooks, state->state.get());
   });
   state = nullptr;

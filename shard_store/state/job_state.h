@@ -141,8 +141,8 @@ class JobState {
   // runs, which fails once the write it is in returns. Thread-safe.
   virtual void EndSnapshot() = 0;
 
-  // Of the fp32 weights of these chunks, as WeightDigest has them. On the pool too; not beside
-  // Apply.
+  // Of the fp32 weights of these chunks, as WeightDigest has them. On the pool too; thread-safe
+  // beside all but Apply.
   virtual absl::StatusOr<WeightDigest> Digest(absl::Span<const uint32_t> chunks) const = 0;
 
   // The first error that makes the state useless and was met outside Apply: a damaged or dead disk.

@@ -5,6 +5,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "common/hf/weights.h"
 #include "common/kernels/init.h"
 #include "common/log.h"
+#include "common/spec/timeouts.h"
 #include "common/status_macros.h"
 
 namespace zeroshard::store {
@@ -70,12 +72,48 @@ class Doing {
   std::string waits_;
 };
 
+// While it lives the folder is being read.
+class Reading {
+ public:
+  Reading(const LoadHooks& hooks, const std::string& folder) : hooks_(hooks), folder_(folder) {
+    Say(true);
+  }
+  ~Reading() { Say(false); }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  void Say(bool begins) const {
+    if (hooks_.reading && !folder_.empty()) hooks_.reading(folder_, begins);
+  }
+  const LoadHooks& hooks_;
+  const std::string& folder_;
+};
+
+// A source of which it is told when it is being read.
+class ToldSource : public ParameterSource {
+ public:
+  ToldSource(const LoadHooks& hooks, const std::string& folder, const ParameterSource& source)
+      : hooks_(hooks), folder_(folder), source_(source) {}
+  absl::Status Read(const ParameterInfo& tensor, int64_t begin, int64_t end,
+                    float* out) const override {
+    const Reading reading(hooks_, folder_);
+    return source_.Read(tensor, begin, end, out);
+  }
+  void DropPages() const override { source_.DropPages(); }
+
+ private:
+  const LoadHooks& hooks_;
+  const std::string& folder_;
+  const ParameterSource& source_;
+};
+
 // Where values come from; what reads from what.
 struct OpenSources {
   std::unique_ptr<CheckpointReader> reader;
-  std::unique_ptr<ParameterSource> sources[kStateKinds];
+  std::unique_ptr<ParameterSource> sources[kStateKinds], told[kStateKinds];
 
-  JobState::Sources Get() const { return {sources[0].get(), sources[1].get(), sources[2].get()}; }
+  JobState::Sources Get() const { return {told[0].get(), told[1].get(), told[2].get()}; }
 };
 
 absl::StatusOr<OpenSources> OpenAll(const LoadRequest& request, const ModelTable& model) {
@@ -112,11 +150,17 @@ absl::Status FillFromSources(const LoadRequest& request, const std::vector<uint3
   const std::string& from = request.job.checkpoint().empty()
                                 ? request.job.spec().model().init_from()
                                 : request.job.checkpoint();
+  auto opening = std::make_optional<Reading>(hooks, from);
   Doing doing(
       hooks,
       absl::StrCat("is loading its chunks", from.empty() ? "" : absl::StrCat(" from ", from)),
       chunks.size());
-  ZS_ASSIGN_OR_RETURN(const OpenSources open, OpenAll(request, model));
+  ZS_ASSIGN_OR_RETURN(OpenSources open, OpenAll(request, model));
+  for (int kind = 0; kind < kStateKinds; ++kind) {
+    if (open.sources[kind] == nullptr) continue;
+    open.told[kind] = std::make_unique<ToldSource>(hooks, from, *open.sources[kind]);
+  }
+  opening.reset();
   // Either of the two that fails ends the other.
   std::atomic<bool> stop = false;
   const auto moved = [&hooks, &stop] {
@@ -126,6 +170,7 @@ absl::Status FillFromSources(const LoadRequest& request, const std::vector<uint3
   std::future<absl::Status> verified;
   if (open.reader != nullptr) {
     verified = std::async(std::launch::async, [&] {
+      const Reading reading(hooks, from);
       absl::Status status = open.reader->VerifyFiles(
           0, 1, [&moved](uint64_t) { moved(); }, &stop);
       if (!status.ok()) stop = true;
@@ -336,12 +381,7 @@ absl::Status CopyFromPeers(const LoadRequest& request,
 }  // namespace
 
 absl::Duration PeerTimeout(const v1::JobSpec& spec) {
-  const auto seconds = [](uint32_t given, uint32_t otherwise) {
-    return absl::Seconds(given == 0 ? otherwise : given);
-  };
-  const absl::Duration patience = std::min(seconds(spec.timeouts().start_seconds(), 120),
-                                           seconds(spec.timeouts().step_seconds(), 600));
-  return std::min(patience / 4, absl::Seconds(30));
+  return std::min(std::min(StartTimeout(spec), StepTimeout(spec)) / 4, absl::Seconds(30));
 }
 
 absl::Status LoadState(const LoadRequest& request, const ModelTable& model, const LoadHooks& hooks,

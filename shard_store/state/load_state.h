@@ -32,6 +32,9 @@ struct LoadHooks {
   // How far it is, for people; `waits`: and that another store has said nothing for a while. From
   // any thread, in order, no oftener than a chunk is done or 100 times a second. May be null.
   std::function<void(const std::string& what, bool waits)> doing;
+  // A read of this folder begins, or has ended: whoever ends the process can say what does not
+  // answer. From any thread, as often the one as the other. May be null.
+  std::function<void(const std::string& folder, bool begins)> reading;
   ThreadStarter start_thread;  // of those that copy; others: tests alone
 };
 

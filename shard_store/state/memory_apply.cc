@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
+#include "common/spec/timeouts.h"
 #include "common/status_macros.h"
 #include "shard_store/state/memory_state.h"
 
@@ -18,15 +19,13 @@ namespace {
 constexpr int64_t kPart = int64_t{1} << 17;
 // Elements that are updated and then hashed while they are in a core's cache.
 constexpr int64_t kBlock = int64_t{1} << 15;
-constexpr uint32_t kDefaultStepSeconds = 600;
 
 using Steady = std::chrono::steady_clock;
 
 // For which an update waits until readers of the version before let go of a chunk. By then the
 // coordinator has ended the streams of a rank that does not read.
 std::chrono::seconds MostWaiting(const v1::JobSpec& spec) {
-  const uint32_t seconds = spec.timeouts().step_seconds();
-  return std::chrono::seconds(seconds == 0 ? kDefaultStepSeconds : seconds);
+  return absl::ToChronoSeconds(StepTimeout(spec));
 }
 
 }  // namespace

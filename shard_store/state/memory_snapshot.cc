@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint/store.h"
 #include "common/log.h"
+#include "common/spec/timeouts.h"
 #include "common/status_macros.h"
 #include "shard_store/state/memory_state.h"
 #include "shard_store/state/writer_buffer.h"
@@ -188,8 +189,9 @@ class MemoryState::SnapshotWriter {
       // A chunk of which nothing is kept has none.
       if (!sections_.empty() && sections_.back().chunk == i) sections_.back().last = true;
     }
-    ZS_ASSIGN_OR_RETURN(values_, TakeWriterBuffer(static_cast<size_t>(largest) * sizeof(float),
-                                                  state_.writing_, stop_));
+    ZS_ASSIGN_OR_RETURN(
+        values_, TakeWriterBuffer(static_cast<size_t>(largest) * sizeof(float), state_.writing_,
+                                  stop_, WriterPatience(state_.spec_)));
     return absl::OkStatus();
   }
 

@@ -120,6 +120,7 @@ absl::Status NvmeState::Fill(const Sources& sources, absl::Span<const uint32_t> 
   }
   // Values on their way lie in the section that Change uses: a block of it for each of the threads
   // that fill at a time.
+  std::lock_guard<std::mutex> lock(moving_mutex_);
   Rooms rooms(moving_->as<float>(), std::min(options_.nvme.chunk_elements, nvme::kBlockElements),
               options_.nvme.chunk_elements);
   return ForEachChunk(
@@ -192,7 +193,7 @@ absl::Status NvmeState::SetState(uint32_t id, StateKind kind, int64_t begin,
 absl::Status NvmeState::FinishChunk(uint32_t id) {
   ZS_ASSIGN_OR_RETURN(const View view, Find(id));
   if (view.chunk.bytes.parameters == 0 || view.chunk.Rounded()) return absl::OkStatus();
-  std::lock_guard<std::mutex> lock(set_mutex_);  // one at a time uses moving_
+  std::lock_guard<std::mutex> lock(moving_mutex_);
   for (int64_t at = 0; at < view.chunk.size(); at += nvme::kBlockElements) {
     const auto values =
         absl::MakeSpan(moving_->as<float>(),

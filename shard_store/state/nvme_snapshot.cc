@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/checkpoint/store.h"
+#include "common/spec/timeouts.h"
 #include "common/status_macros.h"
 #include "shard_store/state/caught.h"
 #include "shard_store/state/nvme_disk.h"
@@ -133,8 +134,9 @@ class NvmeState::SnapshotWriter {
       // A chunk of which nothing is kept has none.
       if (!sections_.empty() && sections_.back().chunk == i) sections_.back().last = true;
     }
-    ZS_ASSIGN_OR_RETURN(values_, TakeWriterBuffer(static_cast<size_t>(largest) * sizeof(float),
-                                                  state_.writing(), stop_));
+    ZS_ASSIGN_OR_RETURN(
+        values_, TakeWriterBuffer(static_cast<size_t>(largest) * sizeof(float), state_.writing(),
+                                  stop_, WriterPatience(state_.options_.spec)));
     return absl::OkStatus();
   }
 

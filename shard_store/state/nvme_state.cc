@@ -188,6 +188,7 @@ absl::Status NvmeState::CopyChunk(const Described& chunk, const Disk& from, cons
       {nvme::kExpAvg, chunk.bytes.exp_avg},
       {nvme::kExpAvgSq, chunk.bytes.exp_avg_sq},
       {nvme::kParameters, chunk.bytes.parameters}};
+  std::lock_guard<std::mutex> lock(moving_mutex_);
   for (const auto& [section, bytes] : sections) {
     if (bytes == 0) continue;
     const absl::Span<char> all(moving_->data(), static_cast<size_t>(bytes));
@@ -317,6 +318,7 @@ absl::StatusOr<PinnedParameters> NvmeState::Parameters(uint32_t id, int64_t begi
 
 absl::StatusOr<WeightDigest> NvmeState::Digest(absl::Span<const uint32_t> chunks) const {
   WeightDigest total;
+  std::lock_guard<std::mutex> lock(moving_mutex_);
   float* const room = moving_->as<float>();
   for (const uint32_t id : chunks) {
     ZS_ASSIGN_OR_RETURN(const View view, Find(id));

@@ -129,7 +129,9 @@ class NvmeState : public JobState {
   std::shared_ptr<nvme::BufferArena> arena_;
   std::unique_ptr<nvme::AsyncIo> io_;
   std::shared_ptr<nvme::BufferPool> updates_, staged_, others_;
-  std::shared_ptr<Buffer> moving_;  // a section: for Change, Fill, FinishChunk, Digest
+  // A section, for Change, Fill, FinishChunk and Digest, one at a time.
+  mutable std::mutex moving_mutex_;
+  std::shared_ptr<Buffer> moving_;
   // Bytes of the budget: a section, for what a snapshot's writer and reads of frozen chunks
   // convert.
   uint64_t for_writer_ = 0;

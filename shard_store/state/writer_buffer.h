@@ -18,8 +18,8 @@ inline constexpr int kMostWriters = 4;
 // Of `writing`, which the jobs of a store share; waits its turn where others have it all.
 // CANCELLED once `stop` (may be null) is true; RESOURCE_EXHAUSTED after `patience`, or where the
 // system has no memory.
-absl::StatusOr<std::shared_ptr<Buffer>> TakeWriterBuffer(
-    size_t bytes, MemoryBudget* writing, const std::atomic<bool>* stop,
-    absl::Duration patience = absl::Minutes(10));
+absl::StatusOr<std::shared_ptr<Buffer>> TakeWriterBuffer(size_t bytes, MemoryBudget* writing,
+                                                         const std::atomic<bool>* stop,
+                                                         absl::Duration patience);
 
 }  // namespace zeroshard::store

@@ -8,7 +8,6 @@ namespace zeroshard::coordinator {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -35,16 +34,9 @@ void Leave(OffloadHarness& h, const std::string& store) {
   h.Pump();
 }
 
-void StartSaved(OffloadHarness& h, int stores, uint32_t replicas = 1, uint64_t interval = 0) {
-  h.JoinMany(2);
-  for (int i = 0; i < stores; ++i) h.StartStore(absl::StrCat("store-", i));
-  h.StartOffloaded(OffloadHarness::SavedSpec("a", 2, 9, interval, replicas));
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
-}
-
 TEST(StoreLeaves, WhatItAloneHoldsIsSavedFirstAndNoStepIsLost) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").holds_snapshots = true;
   EXPECT_FALSE(AsksToLeave(h, "store-0"));
@@ -56,20 +48,15 @@ TEST(StoreLeaves, WhatItAloneHoldsIsSavedFirstAndNoStepIsLost) {
   EXPECT_EQ(h.Status("a").checkpoint().step(), 3);
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
   Leave(h, "store-0");
-  h.LetGo({"worker-0", "worker-1"});
+  h.LetGo(kBoth);
   h.StartStore("store-0");
-  h.BeginRanks("a");
-  h.TrainTo("a", 9);
-  for (const char* name : {"worker-0", "worker-1"}) h.End(name);
-  h.Pump();
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
-  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(9)));
+  GoOn(h);
+  ExpectFinishes(h);
 }
 
 TEST(StoreLeaves, NoStepIsDecidedOnceItMayGo) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Seal("a-1", 4);
   EXPECT_FALSE(AsksToLeave(h, "store-0"));
@@ -85,7 +72,7 @@ TEST(StoreLeaves, NoStepIsDecidedOnceItMayGo) {
 
 TEST(StoreLeaves, NorIsTheFirst) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.Seal("a-1", 1);
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
   const RequestId request = h.Commit("worker-0", 1);
@@ -125,7 +112,7 @@ TEST(StoreLeaves, AFolderOfAStepThatWasNotDecidedHoldsUpNoSave) {
     h.Exit("worker-1", 0, 9);
     h.answers_snapshots = true;
     h.Pump();
-    h.LetGo({"worker-0", "worker-1"});
+    h.LetGo(kBoth);
     ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
     if (cancelled) {
       h.CancelJob("a", true);
@@ -142,15 +129,15 @@ TEST(StoreLeaves, AFolderOfAStepThatWasNotDecidedHoldsUpNoSave) {
 // Writing takes longer than ranks wait for a step.
 TEST(StoreLeaves, RanksThatCannotWaitAsLongAreNotOpenedAgainBeforeItIsGone) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").holds_snapshots = true;
   EXPECT_FALSE(AsksToLeave(h, "store-0"));
   for (int i = 0; i < 7; ++i) {
-    for (const char* name : {"worker-0", "worker-1"}) {
+    for (const std::string& name : kBoth) {
       if (h.Status("a").ranks_size() != 0) h.End(name, "UNAVAILABLE", "nothing moved for 300 s");
     }
-    h.LetGo({"worker-0", "worker-1"});
+    h.LetGo(kBoth);
     ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
     EXPECT_THAT(h.Status("a").reason(), HasSubstr("asked to leave"));
     h.BeginRanks("a");
@@ -161,12 +148,8 @@ TEST(StoreLeaves, RanksThatCannotWaitAsLongAreNotOpenedAgainBeforeItIsGone) {
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
   Leave(h, "store-0");
   h.StartStore("store-0");
-  h.BeginRanks("a");
-  h.TrainTo("a", 9);
-  for (const char* name : {"worker-0", "worker-1"}) h.End(name);
-  h.Pump();
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+  GoOn(h);
+  ExpectFinishes(h);
 }
 
 TEST(StoreLeaves, WithAnotherReplicaItGoesAtOnce) {
@@ -200,7 +183,7 @@ TEST(StoreLeaves, WithoutACheckpointSectionItIsSaidWhatIsLost) {
 
 TEST(StoreLeaves, WhatCannotBeSavedHoldsUpNobody) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").snapshot_problem = "no space left";
   h.Seal("a-1", 4);
@@ -215,7 +198,7 @@ TEST(StoreLeaves, WhatCannotBeSavedHoldsUpNobody) {
 
 TEST(StoreLeaves, AJobThatHasNotTrainedOrHasEndedHoldsNoStore) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   EXPECT_TRUE(AsksToLeave(h, "store-0"));
   EXPECT_THAT(h.LastEvents("a"), Not(HasSubstr("asked to leave")));
   h.CancelJob("a");
@@ -236,7 +219,7 @@ TEST(StoreLeaves, ItGetsNothingNew) {
 
 TEST(StoreLeaves, ACancelledJobIsSavedBeforeItGoes) {
   OffloadHarness h;
-  StartSaved(h, 1);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.CancelJob("a", true);
   AsksToLeave(h, "store-0");

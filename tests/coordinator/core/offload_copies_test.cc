@@ -13,15 +13,20 @@ using ::testing::HasSubstr;
 
 const std::vector<std::string> kAlive = {"store-0", "worker-0", "worker-1"};
 
-// store-0 is a new process that copies what store-1 holds alone, when store-1 dies.
-void LoseTheSourceOfACopy(OffloadHarness& h) {
-  Start(h, 2, 2);
+// store-0 is a new process that copies what each of the others holds.
+void BeginCopies(OffloadHarness& h, int stores) {
+  Start(h, stores, static_cast<uint32_t>(stores));
   h.TrainTo("a", 3);
   h.Disconnect("store-0");
   h.Store("store-0").holds_loading = true;
   h.StartStore("store-0");
   h.LetGo(kBoth);
   ASSERT_EQ(h.Stored("store-0", "a-1").report.phase(), v1::STORE_PHASE_LOADING);
+}
+
+// What store-1 holds alone, when store-1 dies.
+void LoseTheSourceOfACopy(OffloadHarness& h) {
+  BeginCopies(h, 2);
   h.KillStore("store-1");
   h.LetGo(kBoth);
   ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
@@ -43,12 +48,8 @@ TEST(StoreCopies, ThatNeverEndAsTheOnlyHolderDiedGoBackWithinTheMembersTimeAndFe
   EXPECT_FALSE(h.core().members().fences().contains(incarnation));
   h.Store("store-0").holds_loading = false;
   h.Pump();
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 3);
-  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
+  GoOn(h);
+  ExpectFinishes(h, 3);
 }
 
 TEST(StoreCopies, ThatWereCompleteWhenTheirSourceDiedLoseNoStep) {
@@ -57,13 +58,9 @@ TEST(StoreCopies, ThatWereCompleteWhenTheirSourceDiedLoseNoStep) {
   h.AdvanceBeating(absl::Seconds(8), kAlive);
   h.Store("store-0").holds_loading = false;  // its word was on the way
   h.Pump();
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Status("a").version().epoch(), 1);
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
-  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
+  ExpectFinishes(h);
 }
 
 TEST(StoreCopies, ThatSayThatTheirSourceIsGoneGoBackAtOnce) {
@@ -83,8 +80,7 @@ TEST(StoreCopies, ThatSayThatTheirSourceIsGoneGoBackAtOnce) {
   h.Store("store-0").load_problem.clear();
   h.Store("store-0").holds_loading = false;
   h.Pump();
-  h.BeginRanks("a");
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
 }
 
 // After its start the coordinator knows of the copy from its log alone.
@@ -101,19 +97,12 @@ TEST(StoreCopies, ThatNeverEndGoBackAfterAStartOfTheCoordinatorToo) {
   EXPECT_FALSE(h.core().members().fences().contains(h.member("store-0").hello.incarnation()));
   h.Store("store-0").holds_loading = false;
   h.Pump();
-  h.BeginRanks("a");
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
 }
 
 TEST(StoreCopies, WhoseSourceDiesAreTakenFromTheOtherHolderAtOnce) {
   OffloadHarness h;
-  Start(h, 3, 3);
-  h.TrainTo("a", 3);
-  h.Disconnect("store-0");
-  h.Store("store-0").holds_loading = true;
-  h.StartStore("store-0");
-  h.LetGo(kBoth);
-  ASSERT_EQ(h.Stored("store-0", "a-1").report.phase(), v1::STORE_PHASE_LOADING);
+  BeginCopies(h, 3);
   const uint64_t before = h.Stored("store-0", "a-1").report.map_version();
   h.KillStore("store-1");
   h.LetGo(kBoth);
@@ -124,22 +113,14 @@ TEST(StoreCopies, WhoseSourceDiesAreTakenFromTheOtherHolderAtOnce) {
   }
   h.Store("store-0").holds_loading = false;
   h.Pump();
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Status("a").version().epoch(), 1);
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+  ExpectFinishes(h);
 }
 
 TEST(StoreCopies, WhatAStoreSaysThatItWaitsForIsShown) {
   OffloadHarness h;
-  Start(h, 2, 2);
-  h.TrainTo("a", 3);
-  h.Disconnect("store-0");
-  h.Store("store-0").holds_loading = true;
-  h.StartStore("store-0");
-  h.LetGo(kBoth);
+  BeginCopies(h, 2);
   h.Stored("store-0", "a-1").report.set_problem("is copying: 3 of 12 chunks from store-1");
   h.Stored("store-0", "a-1").report.set_progress(3);
   h.Pump();
@@ -174,8 +155,7 @@ TEST(BadReplica, IsDroppedWhereItIsAndFilledElsewhere) {
   Damage(h, {"store-1"});
   EXPECT_THAT(h.LastEvents("a"), AllOf(HasSubstr("store-1"), HasSubstr("chunk 3: checksum")));
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_TRUE(h.Stored("store-1", "a-1").report.dropped() ||
               h.Stored("store-1", "a-1").directive.drop());
   std::set<uint32_t> copied;
@@ -183,10 +163,7 @@ TEST(BadReplica, IsDroppedWhereItIsAndFilledElsewhere) {
     copied.insert(h.Stored(name, "a-1").copied.begin(), h.Stored(name, "a-1").copied.end());
   }
   EXPECT_EQ(copied, lost);
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
-  EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
+  ExpectFinishes(h);
 }
 
 TEST(BadReplica, ThatIsFoundByTheLastDigestIsReplacedToo) {
@@ -218,11 +195,8 @@ TEST(BadReplica, ThatIsHeardOfAfterAStartOfTheCoordinatorIsReplacedToo) {
   for (const std::string& name : kBoth) h.Connect(name, true);
   ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
-  EXPECT_EQ(h.Status("a").steps_lost(), 0);
+  GoOn(h);
+  ExpectFinishes(h);
 }
 
 // The first is being filled from the second, which turns out to be bad too.
@@ -240,11 +214,8 @@ TEST(BadReplica, BothOfThemGoBack) {
   h.Store("store-0").holds_loading = false;
   h.Pump();
   EXPECT_EQ(h.Status("a").version().epoch(), 2) << h.LastEvents("a");
-  EXPECT_EQ(h.Status("a").steps_lost(), 2);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
-  Finish(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
+  GoOn(h);
+  ExpectFinishes(h, 2);
 }
 
 // The digests after the last step have no next decision to be compared at.

@@ -201,8 +201,7 @@ TEST_P(StoreLossWithReplicas, NoStepIsLostAndAnotherStoreIsFilled) {
     h.Store("store-2").holds_applying = false;
     h.Pump();
   }
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Status("a").version().epoch(), 1);
   EXPECT_EQ(h.Status("a").committed_step(), committed);
   std::set<uint32_t> copied;
@@ -226,8 +225,7 @@ TEST(StoreLoss, WithoutAThirdStoreItGoesOnAndALaterOneIsFilledAtADecision) {
   h.TrainTo("a", 2);
   h.KillStore("store-1");
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_THAT(h.LastEvents("a"), HasSubstr("goes on with 1 of 2 replicas"));
   h.TrainTo("a", 4);
   h.StartStore("store-2");
@@ -235,8 +233,7 @@ TEST(StoreLoss, WithoutAThirdStoreItGoesOnAndALaterOneIsFilledAtADecision) {
   h.Train("a", 5);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   const StoredJob& filled = h.Stored("store-2", "a-1");
   EXPECT_EQ(filled.copied.size(), filled.chunks.size());
   EXPECT_EQ(filled.report.version().step(), 5);
@@ -268,8 +265,7 @@ TEST(StoreLoss, WithOneReplicaEverythingGoesBackToTheNewestCheckpoint) {
   EXPECT_THAT(h.LastEvents("a"),
               AllOf(HasSubstr("epoch 2"), HasSubstr("/ckpt/step-4"), HasSubstr("1 step is lost")));
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Stored("store-0", "a-1").job.checkpoint(), "/ckpt/step-4");
   EXPECT_EQ(h.Stored("store-0", "a-1").report.version().epoch(), 2);
   EXPECT_EQ(h.member("worker-0").assign->version().epoch(), 2);
@@ -292,8 +288,7 @@ TEST(StoreLoss, WithoutACheckpointItBeginsAgainAndWaitsForAStore) {
   EXPECT_EQ(h.Status("a").steps_lost(), 3);
   EXPECT_THAT(h.History("a-1"), IsEmpty());
   h.StartStore("store-0");
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   Finish(h);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
   EXPECT_THAT(h.History("a-1"), ElementsAreArray(UpTo(6)));
@@ -304,8 +299,7 @@ TEST(StoreLoss, BeforeTheFirstStepNothingIsLost) {
   Start(h, 2);
   h.KillStore("store-1");
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Status("a").version().epoch(), 1);
   EXPECT_EQ(h.Status("a").steps_lost(), 0);
   EXPECT_THAT(h.Stored("store-0", "a-1").copied, IsEmpty());
@@ -330,8 +324,7 @@ TEST(StoreLoss, AProcessThatWasStartedAgainIsEmpty) {
   h.StartStore("store-1");
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_FALSE(h.Stored("store-1", "a-1").copied.empty());
   EXPECT_EQ(h.Stored("store-1", "a-1").report.version().step(), 2);
   Finish(h);
@@ -362,8 +355,7 @@ TEST(StoreLoss, DamageIsReplacedByTheOtherReplica) {
   h.Pump();
   EXPECT_THAT(h.LastEvents("a"), AllOf(HasSubstr("store-1"), HasSubstr("chunk 3: checksum")));
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   // There is no third: the same store is filled anew.
   EXPECT_FALSE(h.Stored("store-1", "a-1").copied.empty());
   Finish(h);
@@ -381,8 +373,7 @@ TEST(StoreLoss, DamageWithoutReplicasGoesBack) {
   report.set_error_code("DATA_LOSS");
   h.Pump();
   h.LetGo(kBoth);
-  h.BeginRanks("a");
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
   EXPECT_EQ(h.Status("a").steps_lost(), 2);
   Finish(h);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();

@@ -29,12 +29,35 @@ inline void Start(OffloadHarness& h, int stores, uint32_t replicas = 1, uint64_t
   ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
 }
 
+// One that can be saved.
+inline void StartSaved(OffloadHarness& h, int stores = 1, uint32_t replicas = 1,
+                       uint64_t interval = 0, uint64_t steps = 9) {
+  h.JoinMany(2);
+  for (int i = 0; i < stores; ++i) h.StartStore(absl::StrCat("store-", i));
+  h.StartOffloaded(OffloadHarness::SavedSpec("a", 2, steps, interval, replicas));
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+}
+
+// With the generation that was opened for it.
+inline void GoOn(OffloadHarness& h) {
+  h.BeginRanks("a");
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+}
+
 inline void Finish(OffloadHarness& h) {
   h.TrainTo("a", h.Status("a").steps());
   for (const std::string& name : kBoth) {
     if (!h.Status("a").ranks().empty()) h.End(name);
   }
   h.Pump();
+}
+
+// To its end, each step once in its history, and so many of them lost on the way.
+inline void ExpectFinishes(OffloadHarness& h, uint64_t steps_lost = 0) {
+  Finish(h);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").steps_lost(), steps_lost);
+  EXPECT_EQ(h.History("a-1"), UpTo(h.Status("a").steps()));
 }
 
 inline double Measured(const OffloadHarness& h, MetricKind kind) {

@@ -105,6 +105,44 @@ TEST(StepsLost, OneBehindACheckpointThatStaysIsToldOnce) {
   EXPECT_THAT(Told(h), ElementsAre(Pair(3, 1), Pair(7, 1)));
 }
 
+// A coordinator that died had completed it and could not log that: the job goes back behind it, and
+// finds it when it is there again.
+TEST(StepsLost, ARollBackBehindACheckpointThatIsFoundLaterIsToldOnce) {
+  OffloadHarness h;
+  StartOnOne(h, 2);
+  h.TrainTo("a", 5);
+  h.on_disk.insert(6);
+  RollBack(h);
+  ASSERT_EQ(h.Status("a").committed_step(), 4);
+  h.TrainTo("a", 7);
+  ASSERT_EQ(h.Status("a").checkpoint().step(), 6);
+  EXPECT_THAT(h.completed, ::testing::SizeIs(2)) << "of steps 2 and 4";
+  RollBack(h);
+  ASSERT_EQ(h.Status("a").committed_step(), 6);
+  h.TrainTo("a", 9);
+  EXPECT_EQ(h.Status("a").steps_lost(), 2);
+  EXPECT_THAT(Told(h), ElementsAre(Pair(5, 1), Pair(7, 1)));
+}
+
+// Ranks of an offloaded job report steps and samples alone.
+TEST(StepsLost, ACheckpointThatARankSpeaksOfIsNotWhatTheJobGoesBackTo) {
+  OffloadHarness h;
+  StartOnOne(h, 4);
+  h.TrainTo("a", 7);
+  ReportSteps report = h.StepsEvent(h.Root("a"), 7, 7);
+  v1::CheckpointRecord& record = *report.body.add_checkpoints();
+  record.set_step(6);
+  record.set_complete(true);
+  record.set_path("/ckpt/step-00000006");
+  h.Step(report);
+  ASSERT_EQ(h.Status("a").checkpoint().step(), 4);
+  RollBack(h);
+  EXPECT_EQ(h.Status("a").committed_step(), 4);
+  h.TrainTo("a", 9);
+  EXPECT_EQ(h.Status("a").steps_lost(), 3);
+  EXPECT_THAT(Told(h), ElementsAre(Pair(5, 3)));
+}
+
 TEST(StepsLost, AStoreThatIsLostAgainBeforeAnyStepCostsNothingMore) {
   OffloadHarness h;
   StartOnOne(h, 0);

@@ -11,18 +11,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::vector<std::string> kWorkers = {"worker-0", "worker-1"};
-
-void StartSaved(OffloadHarness& h, uint64_t interval) {
-  h.JoinMany(2);
-  h.StartStore("store-0");
-  h.StartOffloaded(OffloadHarness::SavedSpec("a", 2, 9, interval));
-  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
-}
-
 TEST(CancelWithSave, WhatItWentBackToIsThereSoThatItEndsAtOnce) {
   OffloadHarness h;
-  StartSaved(h, 2);
+  StartSaved(h, 1, 1, 2);
   h.TrainTo("a", 3);
   // Before anybody knows that the store is dead.
   h.CancelJob("a", true);
@@ -35,7 +26,7 @@ TEST(CancelWithSave, WhatItWentBackToIsThereSoThatItEndsAtOnce) {
 
 TEST(CancelWithSave, WithoutAnyCheckpointItSaysAtOnceThatNothingIsLeft) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.CancelJob("a", true);
   h.KillStore("store-0");
@@ -45,7 +36,7 @@ TEST(CancelWithSave, WithoutAnyCheckpointItSaysAtOnceThatNothingIsLeft) {
 
 TEST(CancelWithSave, BetweenAFailureAndItsVerdictItIsSaidToBeTaken) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.End("worker-1", "UNAVAILABLE", "a store is gone", 0);
   ASSERT_THAT(h.Status("a").reason(), HasSubstr("stopping: "));
@@ -57,15 +48,15 @@ TEST(CancelWithSave, BetweenAFailureAndItsVerdictItIsSaidToBeTaken) {
 
 TEST(RecoveryQueue, OneWithoutRoomHoldsUpNobodyForLong) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.SubmitJob(Harness::Spec("b", 1));
   h.KillStore("store-0");
-  h.LetGo(kWorkers);
+  h.LetGo(kBoth);
   EXPECT_THAT(h.Status("a").reason(), HasSubstr("waits for room on the shard stores"));
   EXPECT_EQ(h.Status("b").state(), v1::JOB_STATE_QUEUED) << "the store may be back at once";
   EXPECT_THAT(h.Status("b").reason(), HasSubstr("behind a-1"));
-  h.AdvanceBeating(absl::Seconds(25), kWorkers);
+  h.AdvanceBeating(absl::Seconds(25), kBoth);
   EXPECT_EQ(h.Status("b").state(), v1::JOB_STATE_PLACING) << h.Status("b").reason();
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
   EXPECT_THAT(h.Status("a").reason(), HasSubstr("waits for room on the shard stores"));
@@ -73,25 +64,25 @@ TEST(RecoveryQueue, OneWithoutRoomHoldsUpNobodyForLong) {
 
 TEST(RecoveryQueue, WithItsRoomBackItIsTheFirstAgain) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.KillStore("store-0");
-  h.LetGo(kWorkers);
-  h.AdvanceBeating(absl::Seconds(25), kWorkers);
+  h.LetGo(kBoth);
+  h.AdvanceBeating(absl::Seconds(25), kBoth);
   h.SubmitJob(Harness::Spec("b", 2));
   ASSERT_EQ(h.Status("b").state(), v1::JOB_STATE_PLACING) << h.Status("b").reason();
   h.SubmitJob(Harness::Spec("c", 1));
   h.StartStore("store-0");
   EXPECT_THAT(h.Status("a").reason(), HasSubstr("needs 2 workers, 0 idle"));
   h.CancelJob("b");
-  h.LetGo(kWorkers);
+  h.LetGo(kBoth);
   EXPECT_THAT(h.member("worker-0").assign->run_id(), "a-1");
   EXPECT_EQ(h.Status("c").state(), v1::JOB_STATE_QUEUED);
 }
 
 TEST(RecoveryWords, AJobThatOpensItsNextGenerationSaysWhatItWaitsFor) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").deaf = true;
   h.ReplaceWorker("worker-1");
@@ -110,7 +101,7 @@ TEST(RecoveryWords, AJobThatOpensItsNextGenerationSaysWhatItWaitsFor) {
 
 TEST(RecoveryWords, AfterTheCoordinatorsStartItSaysWhoIsNotBack) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Restart();
   EXPECT_THAT(h.Status("a").reason(),
@@ -125,7 +116,7 @@ TEST(RecoveryWords, AfterTheCoordinatorsStartItSaysWhoIsNotBack) {
 
 TEST(RecoveryWords, ARecoveringJobThatIsSavedSaysSo) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").holds_snapshots = true;
   h.Exit("worker-1", 0, 9);
@@ -137,7 +128,7 @@ TEST(RecoveryWords, ARecoveringJobThatIsSavedSaysSo) {
 
 TEST(RecoveryWords, AfterAFailureThatACancelMetItIsTheSaveThatIsWaitedFor) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.TrainTo("a", 3);
   h.Store("store-0").holds_snapshots = true;
   h.End("worker-1", "UNAVAILABLE", "a peer is gone", 0);
@@ -154,7 +145,7 @@ TEST(RecoveryWords, AfterAFailureThatACancelMetItIsTheSaveThatIsWaitedFor) {
 
 TEST(RankProgress, IsNeverBehindTheCommittedStep) {
   OffloadHarness h;
-  StartSaved(h, 0);
+  StartSaved(h);
   h.Work("worker-1", 1, "forward");
   h.TrainTo("a", 4);
   const v1::JobStatus status = h.Status("a");
@@ -228,8 +219,7 @@ TEST(WaitingForRoom, AStoreThatLoadsMeanwhileIsNotLate) {
   EXPECT_FALSE(h.core().members().fences().contains(h.member("store-0").hello.incarnation()));
   h.Store("store-0").holds_loading = false;
   h.StartStore("store-1", "", limit);
-  h.BeginRanks("a");
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  GoOn(h);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "common/bulk/transport/client_stream.h"
 #include "common/checksum.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -112,6 +114,107 @@ class Peer {
   bool deaf_ = false;
   uint64_t generation_ = 0;
   std::shared_ptr<bulk::ClientStream> stream_;
+};
+
+// Says hello and pulls, and reads nothing, without holding a thread of gRPC, which this process
+// shares with the store.
+class DeafPeer {
+ public:
+  explicit DeafPeer(const std::string& address) : stub_(bulk::MakeBulkChannel(address)) {
+    calls_.push_back(std::make_unique<Call>(&stub_, &queue_));
+    SayHello();
+  }
+  ~DeafPeer() {
+    // The end comes after what was not read.
+    for (const auto& call : calls_) {
+      call->context.TryCancel();
+      Finish(call.get());
+    }
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  void Pull(uint64_t step, uint32_t chunk, uint32_t count) {
+    Header header;
+    header.type = FrameType::kPull;
+    header.dtype = DType::kBF16;
+    header.generation = kGeneration;
+    header.step = step;
+    header.chunk = chunk;
+    header.count = count;
+    header.tag = tag_++;
+    Write(bulk::MakeFrame(header, {}, nullptr));
+  }
+  void HalfClose() {
+    calls_.back()->stream->WritesDone(this);
+    AwaitOne();
+  }
+  // Of the first stream, how it ends.
+  grpc::Status ReadToTheEnd() {
+    void* tag = nullptr;
+    bool ok = true;
+    while (ok) {
+      grpc::ByteBuffer frame;
+      calls_.front()->stream->Read(&frame, this);
+      EXPECT_TRUE(queue_.Next(&tag, &ok));
+    }
+    return Finish(calls_.front().get());
+  }
+  // A stream beside it, on the same connection.
+  void OpenAnother() {
+    calls_.push_back(std::make_unique<Call>(&stub_, &queue_));
+    SayHello();
+  }
+
+ private:
+  static constexpr uint64_t kGeneration = 3;
+  struct Call {
+    Call(grpc::GenericStub* stub, grpc::CompletionQueue* queue) {
+      context.set_deadline(std::chrono::system_clock::now() + 2 * FakeStore::kPatience);
+      stream = stub->PrepareCall(&context, "/zeroshard.v1.ShardStore/Bulk", queue);
+      stream->StartCall(this);
+    }
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+    std::optional<grpc::Status> end;
+  };
+
+  grpc::Status Finish(Call* call) {
+    if (call->end) return *call->end;
+    call->end.emplace();
+    call->stream->Finish(&*call->end, this);
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue_.Next(&tag, &ok));
+    return *call->end;
+  }
+  void AwaitOne() {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue_.Next(&tag, &ok) && ok);
+  }
+  void Write(const grpc::ByteBuffer& frame) {
+    calls_.back()->stream->Write(frame, this);
+    AwaitOne();
+  }
+  void SayHello() {
+    AwaitOne();  // the call has begun
+    v1::BulkHello hello;
+    hello.set_run_id("run-1");
+    hello.set_generation(kGeneration);
+    Header header;
+    header.type = FrameType::kHello;
+    header.generation = kGeneration;
+    Write(bulk::MakeFrame(header, hello.SerializeAsString()));
+  }
+
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
+  std::vector<std::unique_ptr<Call>> calls_;
+  uint32_t tag_ = 0;
 };
 
 bool HasAck(const std::vector<Peer::Frame>& frames, uint32_t tag) {
@@ -376,33 +479,8 @@ TEST(BulkServiceTest, AnEndedStreamLetsGoOfWhatAHungPeerDoesNotRead) {
     alive = parameters;
     state.parameters[{4, 1}] = parameters;
   });
-  // It reads nothing without holding a thread of gRPC, which this process shares with the store.
-  grpc::GenericStub stub(bulk::MakeBulkChannel(store.address()));
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  context.set_deadline(std::chrono::system_clock::now() + 2 * FakeStore::kPatience);
-  const auto call = stub.PrepareCall(&context, "/zeroshard.v1.ShardStore/Bulk", &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  call->StartCall(&context);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  v1::BulkHello hello;
-  hello.set_run_id("run-1");
-  hello.set_generation(3);
-  Header header;
-  header.type = FrameType::kHello;
-  header.generation = 3;
-  call->Write(bulk::MakeFrame(header, hello.SerializeAsString()), &context);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  header.type = FrameType::kPull;
-  header.dtype = DType::kBF16;
-  header.step = 4;
-  header.chunk = 1;
-  header.count = 1 << 20;
-  for (; header.tag < BulkStream::kMostPulls + 10; ++header.tag) {
-    call->Write(bulk::MakeFrame(header, {}, nullptr), &context);
-    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  }
+  DeafPeer peer(store.address());
+  for (uint32_t i = 0; i < BulkStream::kMostPulls + 10; ++i) peer.Pull(4, 1, 1 << 20);
   ASSERT_TRUE(store.Await([](const auto& state) { return state.pulls > BulkStream::kMostPulls; }));
   ASSERT_GT(alive.use_count(), BulkStream::kMostPulls / 2);
   store.EndStreams(absl::AbortedError("generation 4 has begun"));
@@ -416,12 +494,26 @@ TEST(BulkServiceTest, AnEndedStreamLetsGoOfWhatAHungPeerDoesNotRead) {
   last.reset();
   EXPECT_TRUE(store.Await([&](const auto&) { return freed->load(); }));
   EXPECT_TRUE(store.Await([](const auto& state) { return state.sessions == 0; }));
-  context.TryCancel();  // the end comes after what was not read
-  grpc::Status status;
-  call->Finish(&status, &context);
-  ASSERT_TRUE(queue.Next(&tag, &ok));
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
+}
+
+// gRPC's call may never end where it is finished while frames wait for its peer. What it was
+// finished with first is what a peer hears that reads after all.
+TEST(BulkServiceTest, AStreamWhosePeerReadsNothingIsCancelledBeforeItIsFinished) {
+  enum class Peer { kMaySayMore, kHasSaidAll, kWasAnsweredAll };
+  for (const Peer what : {Peer::kMaySayMore, Peer::kHasSaidAll, Peer::kWasAnsweredAll}) {
+    SCOPED_TRACE(static_cast<int>(what));
+    FakeStore store;
+    store.Publish(4, 1, "ab");
+    DeafPeer peer(store.address());
+    peer.Pull(what == Peer::kWasAnsweredAll ? 4 : 5, 1, 1);
+    if (what != Peer::kMaySayMore) peer.HalfClose();
+    // Of a connection, frames are heard in order: what came before that was heard.
+    peer.OpenAnother();
+    ASSERT_TRUE(store.Await(
+        [](const auto& state) { return state.pulls == 1 && state.hellos.size() == 2; }));
+    store.EndStreams(absl::AbortedError("generation 4 has begun"));
+    EXPECT_TRUE(store.Await([](const auto& state) { return state.sessions == 0; }));
+    EXPECT_EQ(peer.ReadToTheEnd().error_code(), grpc::StatusCode::CANCELLED);
   }
 }
 

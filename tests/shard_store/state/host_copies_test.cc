@@ -15,8 +15,22 @@ INSTANTIATE_TEST_SUITE_P(In, EachHostCopies, testing::Bool(), [](const auto& inf
   return std::string(info.param ? "Disk" : "Memory");
 });
 
+// How the second store reaches the first, which was told this; what it is told later has it too.
+using Reach = std::function<absl::StatusOr<std::unique_ptr<PeerReader>>(
+    TestStore* first, v1::StoreDirective* told, const v1::BulkHello& hello)>;
+
+// That refuses at first.
+Reach NotUpYet() {
+  return [refused = 0](
+             TestStore* first, v1::StoreDirective*,
+             const v1::BulkHello& hello) mutable -> absl::StatusOr<std::unique_ptr<PeerReader>> {
+    if (++refused <= 2) return absl::UnavailableError("not up yet");
+    return LocalPeer::Connect(first->host.get(), hello);
+  };
+}
+
 // One step on a store, then a second store beside it, and a step on both.
-void CopyAndGoOn(const JobShape& shape, int64_t chunk_elements) {
+void CopyAndGoOn(const JobShape& shape, int64_t chunk_elements, const Reach& reach = NotUpYet()) {
   TestStore first(kPlenty, kPlenty, chunk_elements), second(kPlenty, kPlenty, chunk_elements);
   TestJob job("run-1", shape, chunk_elements);
   job.SetStores(2, 2, 1);
@@ -25,18 +39,16 @@ void CopyAndGoOn(const JobShape& shape, int64_t chunk_elements) {
   const auto stream = job.Open(&first);
   job.Step(&first, stream, 1);
 
-  int refused = 0;
-  second.connect = [&](const v1::StoreMap::Store& peer,
-                       const v1::BulkHello& hello) -> absl::StatusOr<std::unique_ptr<PeerReader>> {
-    EXPECT_EQ(peer.member(), "store-0");
-    EXPECT_EQ(hello.member(), "store-1");
-    if (++refused <= 2) return absl::UnavailableError("not up yet");
-    return LocalPeer::Connect(first.host.get(), hello);
-  };
   job.SetStores(2, 2);
   job.next_.set_map_version(2);
   job.Tell(&first);
   v1::StoreDirective to_first = job.next_;
+  second.connect = [&](const v1::StoreMap::Store& peer,
+                       const v1::BulkHello& hello) -> absl::StatusOr<std::unique_ptr<PeerReader>> {
+    EXPECT_EQ(peer.member(), "store-0");
+    EXPECT_EQ(hello.member(), "store-1");
+    return reach(&first, &to_first, hello);
+  };
   job.next_.mutable_job()->set_store(1);
   job.next_.mutable_job()->mutable_copy()->set_epoch(1);
   job.next_.mutable_job()->mutable_copy()->set_step(1);
@@ -68,6 +80,66 @@ void CopyAndGoOn(const JobShape& shape, int64_t chunk_elements) {
 
 TEST_P(EachHostCopies, ANewReplicaIsCopiedFromAnotherAndHasTheSameDigests) {
   CopyAndGoOn({.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()}, kChunk);
+}
+
+// A source that hears of a map without the store that copies, before the fifth read of that, and of
+// one with it again once it was asked in vain.
+class ForgetfulSource {
+ public:
+  absl::StatusOr<std::unique_ptr<PeerReader>> Connect(TestStore* first, v1::StoreDirective* told,
+                                                      const v1::BulkHello& hello) {
+    auto peer = LocalPeer::Connect(first->host.get(), hello);
+    if (peer.ok()) return std::make_unique<Reader>(this, first, told, *std::move(peer));
+    EXPECT_TRUE(absl::IsUnavailable(peer.status())) << peer.status();
+    ++refused;
+    told->set_map_version(told->map_version() + 2);
+    first->host->OnDirective(*told);
+    return peer.status();
+  }
+
+  int reads = 0, ended = 0, refused = 0;
+
+ private:
+  class Reader : public PeerReader {
+   public:
+    Reader(ForgetfulSource* source, TestStore* first, v1::StoreDirective* told,
+           std::unique_ptr<PeerReader> peer)
+        : source_(*source), first_(*first), told_(*told), peer_(std::move(peer)) {}
+    absl::Status Read(const v1::StateVersion& version, uint32_t chunk, StateKind kind,
+                      int64_t begin, absl::Span<float> values) override {
+      if (++source_.reads == 5) {
+        v1::StoreDirective without = told_;
+        without.set_map_version(told_.map_version() + 1);
+        for (uint32_t& store : *without.mutable_job()->mutable_map()->mutable_placement())
+          if (store == 1) store = kNoStore;
+        first_.host->OnDirective(without);
+      }
+      const absl::Status status = peer_->Read(version, chunk, kind, begin, values);
+      if (!status.ok()) {
+        EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+        ++source_.ended;
+      }
+      return status;
+    }
+    void Cancel() override { peer_->Cancel(); }
+
+   private:
+    ForgetfulSource& source_;
+    TestStore& first_;
+    v1::StoreDirective& told_;
+    const std::unique_ptr<PeerReader> peer_;
+  };
+};
+
+TEST_P(EachHostCopies, OneThatIsNotLetInAnyMoreGoesOnWhereItWasOnceItIsAgain) {
+  ForgetfulSource source;
+  CopyAndGoOn({.trainable = {"wpe.weight", "blocks.*"}, .nvme = GetParam()}, kChunk,
+              [&](TestStore* first, v1::StoreDirective* told, const v1::BulkHello& hello) {
+                return source.Connect(first, told, hello);
+              });
+  EXPECT_GT(source.reads, 5);
+  EXPECT_EQ(source.ended, 1);
+  EXPECT_EQ(source.refused, 1);
 }
 
 TEST_P(EachHostCopies, AChunkOfOneElementIsHeldAndUpdatedAndCopiedAndPulled) {

@@ -1,7 +1,12 @@
 // What a store may take, who it listens to, and what it says of a disk that hangs.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <mutex>
 
+#include "absl/strings/match.h"
 #include "common/plan/nvme_bytes.h"
 #include "shard_store/state/writer_buffer.h"
 #include "tests/shard_store/nvme/disk_faults.h"
@@ -124,18 +129,23 @@ TEST_F(HostLimitsTest, TheBuffersOfAJobOnDisksAreToldAndCountAsWhatIsUsed) {
 }
 
 TEST(WriterBufferTest, WhoWritesWaitsForItsTurnAndNoLongerThanItMay) {
+  constexpr absl::Duration kLong = absl::Seconds(30);
   MemoryBudget writing(200);
   const std::atomic<bool> stop = true;
-  auto first = TakeWriterBuffer(100, &writing, nullptr);
-  auto second = TakeWriterBuffer(100, &writing, nullptr);
+  auto first = TakeWriterBuffer(100, &writing, nullptr, kLong);
+  auto second = TakeWriterBuffer(100, &writing, nullptr, kLong);
   ASSERT_TRUE(first.ok() && second.ok());
   const absl::Status late =
       TakeWriterBuffer(100, &writing, nullptr, absl::Milliseconds(1)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(late)) << late;
   EXPECT_THAT(std::string(late.message()), AllOf(HasSubstr("200"), HasSubstr("checkpoint folder")));
-  EXPECT_TRUE(absl::IsCancelled(TakeWriterBuffer(100, &writing, &stop).status()));
-  auto third =
-      std::async(std::launch::async, [&] { return TakeWriterBuffer(100, &writing, nullptr); });
+  EXPECT_TRUE(absl::IsCancelled(TakeWriterBuffer(100, &writing, &stop, kLong).status()));
+  // Who wants nothing waits for nothing.
+  const auto none = TakeWriterBuffer(0, &writing, nullptr, absl::ZeroDuration());
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ((*none)->size(), 0u);
+  auto third = std::async(std::launch::async,
+                          [&] { return TakeWriterBuffer(100, &writing, nullptr, kLong); });
   first = absl::CancelledError();  // which gives it back
   EXPECT_TRUE(third.get().ok());
 }
@@ -172,6 +182,53 @@ TEST_F(HostLimitsTest, AStoreThatEndsWhileItsDiskHangsNamesThatAndNoCheckpointFo
               AllOf(HasSubstr("run-1"), HasSubstr("--nvme-dir"), HasSubstr(store.disk.path()),
                     Not(HasSubstr("snapshot"))));
   EXPECT_TRUE(store.host->Finish(absl::Seconds(60)).ok());
+}
+
+class EachHostLimits : public EachStateFixture {};
+
+INSTANTIATE_TEST_SUITE_P(In, EachHostLimits, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Disk" : "Memory");
+});
+
+TEST_P(EachHostLimits, AStoreThatEndsNamesTheFoldersThatDoNotAnswerAndNoOther) {
+  TestStore store;
+  TestJob job("run-1", {.nvme = GetParam()});
+  const MemoryFolder written, read;
+  // Who opens it waits until somebody writes.
+  const std::string pipe = read / "model.safetensors";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  job.Tell(&store);
+  job.WaitForStep(&store, 0);
+  store.files.Close();
+  job.OrderSnapshot(0, written);
+  job.Tell(&store);
+  store.files.WaitForWriter();
+  // A new epoch, that begins with what is in the other folder.
+  job.next_.clear_snapshot();
+  job.next_.set_epoch(2);
+  job.next_.set_map_version(2);
+  job.next_.mutable_job()->mutable_base()->set_epoch(2);
+  job.next_.mutable_job()->mutable_spec()->mutable_model()->set_init_from(read.path());
+  job.Tell(&store);
+  job.WaitFor(&store, [&](const auto& r) {
+    return r.problem().find("from " + read.path()) != std::string::npos;
+  });
+  const absl::Status both = store.host->Finish(absl::Milliseconds(50));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(both)) << both;
+  EXPECT_THAT(
+      std::string(both.message()),
+      AllOf(HasSubstr("run-1 is still reading " + read.path()),
+            HasSubstr("writing a snapshot into " + written.path()), Not(HasSubstr("--nvme-dir"))));
+  store.files.Open();
+  // The writer's is over soon.
+  absl::Status one = both;
+  for (int i = 0; i < 600 && absl::StrContains(one.message(), "snapshot"); ++i)
+    one = store.host->Finish(absl::Milliseconds(50));
+  EXPECT_THAT(std::string(one.message()),
+              AllOf(HasSubstr("still reading " + read.path()), Not(HasSubstr("snapshot"))));
+  const int writer = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+  EXPECT_TRUE(store.host->Finish(absl::Seconds(60)).ok());
+  close(writer);
 }
 
 }  // namespace

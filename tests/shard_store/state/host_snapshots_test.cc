@@ -18,6 +18,21 @@ constexpr uint64_t kHalfway = 40000;
 class HostSnapshotsTest : public StoreHostFixture {};
 class EachHostSnapshots : public EachStateFixture {};
 
+// A store whose job has done a step, and a folder for what is written of it.
+struct Trained {
+  explicit Trained(const JobShape& shape) : job("run-1", shape) {
+    job.Tell(&store);
+    job.WaitForStep(&store, 0);
+    stream = job.Open(&store);
+    job.Step(&store, stream, 1);
+  }
+
+  TestStore store;
+  TestJob job;
+  const MemoryFolder folder;
+  std::shared_ptr<StoreHost::Stream> stream;
+};
+
 // As a stream does it.
 std::future<absl::Status> PushWhenItMay(TestStore* store, TestJob* job,
                                         const std::shared_ptr<StoreHost::Stream>& stream,
@@ -39,13 +54,8 @@ INSTANTIATE_TEST_SUITE_P(In, EachHostSnapshots, testing::Bool(), [](const auto& 
 });
 
 TEST_P(EachHostSnapshots, APushThatIsEarlyBecauseThisReplicaIsSlowIsTakenOnceThereIsRoomForIt) {
-  TestStore store;
-  TestJob job("run-1", {.nvme = GetParam()});
-  const MemoryFolder folder;
-  job.Tell(&store);
-  job.WaitForStep(&store, 0);
-  const auto stream = job.Open(&store);
-  job.Step(&store, stream, 1);
+  Trained here({.nvme = GetParam()});
+  auto& [store, job, folder, stream] = here;
   // A snapshot that does not get on holds the next update back.
   store.files.Close();
   job.OrderSnapshot(1, folder);
@@ -130,13 +140,9 @@ TEST_P(EachHostSnapshots, APushThatIsEarlyBecauseThisReplicaIsSlowIsTakenOnceThe
 TEST_P(EachHostSnapshots, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWritten) {
   for (const std::optional<uint64_t> data : {std::optional<uint64_t>(), {kHalfway}}) {
     SCOPED_TRACE(data ? "in the data" : "in the header");
-    TestStore store;
-    TestJob job("run-1", {.nvme = GetParam()});
-    const MemoryFolder first, second;
-    job.Tell(&store);
-    job.WaitForStep(&store, 0);
-    const auto stream = job.Open(&store);
-    job.Step(&store, stream, 1);
+    Trained here({.nvme = GetParam()});
+    auto& [store, job, first, stream] = here;
+    const MemoryFolder second;
     store.files.Close(data);
     job.OrderSnapshot(1, first);
     job.Tell(&store);
@@ -160,13 +166,8 @@ TEST_P(EachHostSnapshots, ASnapshotThatIsGivenUpHoldsNothingBackAndTheNextIsWrit
 }
 
 TEST_P(EachHostSnapshots, TheNextSnapshotDoesNotWaitOnTheThreadOfTheStepsForAWriteThatHangs) {
-  TestStore store;
-  TestJob job("run-1", {.nvme = GetParam()});
-  const MemoryFolder folder;
-  job.Tell(&store);
-  job.WaitForStep(&store, 0);
-  const auto stream = job.Open(&store);
-  job.Step(&store, stream, 1);
+  Trained here({.nvme = GetParam()});
+  auto& [store, job, folder, stream] = here;
   store.files.Close(kHalfway);
   job.OrderSnapshot(1, folder);
   job.Tell(&store);
@@ -254,13 +255,8 @@ TEST_P(EachHostSnapshots, AStoreThatEndsDoesNotWaitForAWriteThatHangsAndNamesIts
 }
 
 TEST_P(EachHostSnapshots, AnExceptionInAWriterIsReportedWithItsStepAndTheJobGoesOn) {
-  TestStore store;
-  TestJob job("run-1", {.nvme = GetParam()});
-  const MemoryFolder folder;
-  job.Tell(&store);
-  job.WaitForStep(&store, 0);
-  const auto stream = job.Open(&store);
-  job.Step(&store, stream, 1);
+  Trained here({.nvme = GetParam()});
+  auto& [store, job, folder, stream] = here;
   store.files.Throw("a file system that throws");
   job.OrderSnapshot(1, folder);
   job.Tell(&store);

@@ -285,5 +285,31 @@ TEST_F(NvmeStateTest, ASlowSourceHoldsNoBuffersOfTheDisk) {
   *state = nullptr;
 }
 
+// They share the section through which state passes.
+TEST_F(NvmeStateTest, DigestsAtOnceAreThoseOfOneAfterTheOther) {
+  Make({.bf16 = false}, 4096, kPlenty);
+  std::vector<uint32_t> halves[2];
+  for (const auto& [id, chunk] : chunks_) halves[id % 2].push_back(id);
+  WeightDigest wanted[2];
+  for (int half = 0; half < 2; ++half) {
+    const auto digest = state_->Digest(halves[half]);
+    ASSERT_TRUE(digest.ok()) << digest.status();
+    wanted[half] = *digest;
+  }
+  std::future<int> wrong[2];
+  for (int half = 0; half < 2; ++half) {
+    wrong[half] = std::async(std::launch::async, [&, half] {
+      int count = 0;
+      for (int i = 0; i < 50; ++i) {
+        const auto digest = state_->Digest(halves[half]);
+        count += digest.ok() && digest->Hex() == wanted[half].Hex() ? 0 : 1;
+      }
+      return count;
+    });
+  }
+  EXPECT_EQ(wrong[0].get(), 0);
+  EXPECT_EQ(wrong[1].get(), 0);
+}
+
 }  // namespace
 }  // namespace zeroshard::store

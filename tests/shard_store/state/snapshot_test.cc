@@ -11,6 +11,7 @@
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/store.h"
 #include "common/plan/nvme_bytes.h"
+#include "common/spec/timeouts.h"
 #include "tests/common/temp_folder.h"
 #include "tests/shard_store/state/gated_files.h"
 #include "tests/shard_store/state/state_world.h"
@@ -112,6 +113,33 @@ class SnapshotTest : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(In, SnapshotTest, testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "Disk" : "Memory");
 });
+
+// The coordinator would only know that nothing moves, and a store that is late with a step it
+// fences.
+TEST_P(SnapshotTest, OneThatFindsNoMemoryToWriteWithSaysSoBeforeTheCoordinatorLosesPatience) {
+  Make({.step_seconds = 2});
+  const uint64_t all = world_->writing_.limit();
+  ASSERT_TRUE(world_->writing_.Take(all, "four writers that hang").ok());
+  Step(1);
+  EXPECT_THAT(
+      Write(1).get().problem(),
+      testing::AllOf(testing::HasSubstr(absl::StrCat(
+                         "for ", absl::FormatDuration(WriterPatience(world_->spec_)), " other")),
+                     testing::HasSubstr("a checkpoint folder whose file system does not answer")));
+  state()->EndSnapshot();
+  world_->writing_.Give(all);
+  Check({Write(1).get()}, world_->reference_);
+}
+
+TEST_P(SnapshotTest, OneOfNoChunksHasNoValuesAndWaitsForNoMemory) {
+  Make({.step_seconds = 2});
+  ASSERT_TRUE(world_->writing_.Take(world_->writing_.limit(), "writers that hang").ok());
+  state()->PreserveSnapshot(Order(0, 0, 1, [](uint32_t) { return false; }));
+  const v1::SnapshotReport report = state()->WriteSnapshot(&files_, nullptr, nullptr);
+  EXPECT_EQ(report.problem(), "");
+  EXPECT_TRUE(std::filesystem::exists(folder_ / report.file()));
+  EXPECT_THAT(report.digests(), testing::Each(0u));
+}
 
 TEST_P(SnapshotTest, AChunkOfOneElementIsSavedAsAnyOther) {
   for (const bool bf16 : {true, false}) {

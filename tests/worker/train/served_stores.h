@@ -92,6 +92,11 @@ class ServedStores {
     return sum.Hex();
   }
 
+  // Of the next step.
+  v1::LossScale loss_scale() const {
+    return decision_.step() == 0 ? InitialLossScale(spec_) : decision_.loss_scale();
+  }
+
   uint64_t pushed() const {
     uint64_t bytes = 0;
     for (const Served& served : served_) bytes += served.host->traffic().pushed;
@@ -201,10 +206,8 @@ class ServedStores {
                  r.generation() == generation_;
         },
         "sealed the step"));
-    const v1::LossScale scale =
-        decision_.step() == 0 ? InitialLossScale(spec_) : decision_.loss_scale();
-    decision_ =
-        MakeDecision(spec_, step, record.grad_norm(), record.tokens(), scale, record.skipped());
+    decision_ = MakeDecision(spec_, step, record.grad_norm(), record.tokens(), loss_scale(),
+                             record.skipped());
     decision_.set_epoch(1);
     decision_.set_generation(generation_);
     decision_.set_next_sample(next_sample);
