@@ -10,7 +10,7 @@ namespace zeroshard {
 
 // The type of an element in memory.
 struct Fp16 {
-  uint16_t bits = 0;
+  uint16_t bits;
 };
 
 // Exact; a NaN keeps its payload and becomes quiet.
