@@ -30,6 +30,7 @@ absl::Status ExportWeights(const SaveContents& contents, const SaveExtras& extra
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                       CheckpointReader::OpenCollected(folder, *manifest));
   HfExportOptions options;
+  options.dtype = contents.spec.fp16().enabled() ? DType::kF16 : DType::kBF16;
   if (!extras.assets.empty()) options.assets = absl::StrCat(folder, "/assets");
   options.end_of_text = extras.end_of_text;
   options.stopped = stopped;
