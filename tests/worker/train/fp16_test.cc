@@ -290,7 +290,9 @@ TEST(Fp16OffloadTest, StoresGiveTheSameBitsAlsoWhereStepsAreSkipped) {
           const v1::StepDecision last = stores.decisions().back();
           const auto applied = std::count_if(stores.decisions().begin(), stores.decisions().end(),
                                              [](const auto& decision) { return !decision.skip(); });
-          if (!last.skip()) EXPECT_EQ(last.adam_step(), static_cast<uint64_t>(applied));
+          if (!last.skip()) {
+            EXPECT_EQ(last.adam_step(), static_cast<uint64_t>(applied));
+          }
         }
       }
     }
