@@ -80,7 +80,9 @@ std::optional<int32_t> EndOfText(const v1::DataSpec& data, const std::string& as
 
 absl::StatusOr<int> Export(const CommandContext& context, const ExportOptions& options) {
   HfExportOptions hf;
-  hf.dtype = options.dtype == "fp32" ? DType::kF32 : DType::kBF16;
+  hf.dtype = options.dtype == "fp32"   ? DType::kF32
+             : options.dtype == "fp16" ? DType::kF16
+                                       : DType::kBF16;
   ZS_ASSIGN_OR_RETURN(hf.max_shard_bytes, ParseSize(options.max_shard_size));
   ZS_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(options.checkpoint));
   for (const std::string& skipped : found.skipped) {
@@ -143,9 +145,9 @@ void AddExportCommand(CLI::App* app, CommandContext* context) {
                    "A checkpoint, or a folder of them, of which the newest complete one is taken")
       ->required();
   command->add_option("dir", options->folder, "Where to: a new or an empty folder")->required();
-  command->add_option("--dtype", options->dtype, "The type of the weights: bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->type_name("bf16|fp32")
+  command->add_option("--dtype", options->dtype, "The type of the weights: bf16, fp16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+      ->type_name("bf16|fp16|fp32")
       ->capture_default_str();
   command
       ->add_option("--max-shard-size", options->max_shard_size,

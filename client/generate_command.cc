@@ -103,8 +103,8 @@ void AddGenerateCommand(CLI::App* app, CommandContext* context) {
     return WholeNumberProblem(text, UINT64_MAX);
   });
   add("--threads", "N", "Threads for computing; else all cores")->check(CLI::Range(1, 1024));
-  add("--dtype", "fp32|bf16", "The type of weights and activations [fp32]")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  add("--dtype", "fp32|bf16|fp16", "The type of weights and activations [fp32]")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   generate
       ->add_option("--bin-dir", command->bin_dir,
                    "Where zeroshard-worker is, if not beside this program")

@@ -173,6 +173,11 @@ std::string FormatStatus(const v1::JobStatus& status) {
                                             status.first().loss(), status.first().step(),
                                             status.last().loss(), status.last().step())});
   }
+  if (status.last().has_loss_scale()) {
+    rows.push_back({"loss scale", absl::StrFormat("%g at step %d%s", status.last().loss_scale(),
+                                                  status.last().step(),
+                                                  status.last().skipped() ? ", skipped" : "")});
+  }
   if (status.last().has_eval_loss()) {
     rows.push_back({"eval loss", absl::StrFormat("%.4f at step %d", status.last().eval_loss(),
                                                  status.last().step())});

@@ -6,7 +6,7 @@
 
 namespace zeroshard {
 
-enum class DType : uint8_t { kF32, kBF16, kI32, kU8 };
+enum class DType : uint8_t { kF32, kBF16, kI32, kU8, kF16 };
 
 constexpr size_t SizeOf(DType type) {
   switch (type) {
@@ -14,11 +14,16 @@ constexpr size_t SizeOf(DType type) {
     case DType::kI32:
       return 4;
     case DType::kBF16:
+    case DType::kF16:
       return 2;
     case DType::kU8:
       return 1;
   }
   return 0;
+}
+
+constexpr bool IsFloat(DType type) {
+  return type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
 }
 
 constexpr const char* NameOf(DType type) {
@@ -31,6 +36,8 @@ constexpr const char* NameOf(DType type) {
       return "int32";
     case DType::kU8:
       return "uint8";
+    case DType::kF16:
+      return "fp16";
   }
   return "?";
 }

@@ -76,7 +76,7 @@ absl::StatusOr<Header> Decode(absl::string_view first_bytes, size_t message_byte
     return absl::InvalidArgumentError(absl::StrCat("a bulk frame of the unknown type ", type));
   }
   const auto dtype = static_cast<unsigned char>(in[5]);
-  if (dtype > static_cast<unsigned char>(DType::kU8)) {
+  if (dtype > static_cast<unsigned char>(DType::kF16)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a bulk frame of the unknown element type ", dtype));
   }

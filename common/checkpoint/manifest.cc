@@ -1,6 +1,7 @@
 #include "common/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -67,11 +68,16 @@ class Fields {
         absl::StrCat(where_, ": ", key, " is ", seen, "; wanted ", wanted));
   }
 
-  absl::StatusOr<const Json*> Get(const char* key) {
+  // Null where it is not there.
+  const Json* Find(const char* key) {
     asked_.insert(key);
     const auto found = object_.find(key);
-    if (found == object_.end()) return Error(key, "not there", "a value");
-    return &*found;
+    return found == object_.end() ? nullptr : &*found;
+  }
+  absl::StatusOr<const Json*> Get(const char* key) {
+    const Json* found = Find(key);
+    if (found == nullptr) return Error(key, "not there", "a value");
+    return found;
   }
 
   absl::Status Text(const char* key, std::string* to) {
@@ -165,6 +171,24 @@ absl::Status ReadDigests(const Json& object, const std::string& where, Manifest*
   return fields.NoMore();
 }
 
+absl::Status ReadLossScale(const Json& object, const std::string& where, v1::LossScale* scale) {
+  Fields fields(object, where);
+  ZS_ASSIGN_OR_RETURN(const Json* value, fields.Get("scale"));
+  if (!value->is_number() || !(value->get<double>() > 0) || !std::isfinite(value->get<double>())) {
+    return fields.Error("scale", Shown(*value), "a number above 0");
+  }
+  scale->set_scale(value->get<double>());
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  uint64_t number = 0;
+  ZS_RETURN_IF_ERROR(fields.Number("good_steps", kMost, &number));
+  scale->set_good_steps(number);
+  ZS_RETURN_IF_ERROR(fields.Number("hysteresis", std::numeric_limits<uint32_t>::max(), &number));
+  scale->set_hysteresis(static_cast<uint32_t>(number));
+  ZS_RETURN_IF_ERROR(fields.Number("skipped_steps", kMost, &number));
+  scale->set_skipped_steps(number);
+  return fields.NoMore();
+}
+
 absl::Status ReadSpec(const Json& object, const std::string& where, v1::JobSpec* spec) {
   const google::protobuf::util::Status read = google::protobuf::util::JsonStringToMessage(
       object.dump(-1, ' ', false, Json::error_handler_t::replace), spec);
@@ -199,6 +223,16 @@ absl::StatusOr<Manifest> Read(const Json& json, const std::string& where) {
   constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
   ZS_RETURN_IF_ERROR(fields.Number("next_sample", kAny, &manifest.next_sample));
   ZS_RETURN_IF_ERROR(fields.Number("samples", kAny, &manifest.samples));
+  if (const Json* scale = fields.Find("loss_scale")) {
+    if (!scale->is_object()) return fields.Error("loss_scale", Shown(*scale), "an object");
+    ZS_RETURN_IF_ERROR(
+        ReadLossScale(*scale, absl::StrCat(where, ": loss_scale"), &manifest.loss_scale));
+    if (manifest.loss_scale.skipped_steps() > manifest.step) {
+      return fields.Error("loss_scale",
+                          absl::StrCat(manifest.loss_scale.skipped_steps(), " skipped steps"),
+                          absl::StrCat("at most its step, ", manifest.step));
+    }
+  }
   ZS_ASSIGN_OR_RETURN(const Json* digests, fields.Get("digests"));
   if (!digests->is_object()) return fields.Error("digests", Shown(*digests), "an object");
   ZS_RETURN_IF_ERROR(ReadDigests(*digests, absl::StrCat(where, ": digests"), &manifest));
@@ -236,6 +270,12 @@ std::string FormatManifest(const Manifest& manifest) {
                {"world_size", manifest.world_size},
                {"next_sample", manifest.next_sample},
                {"samples", manifest.samples}};
+  if (const v1::LossScale& scale = manifest.loss_scale; scale.scale() != 0) {
+    json["loss_scale"] = {{"scale", scale.scale()},
+                          {"good_steps", scale.good_steps()},
+                          {"hysteresis", scale.hysteresis()},
+                          {"skipped_steps", scale.skipped_steps()}};
+  }
   Json& digests = json["digests"] = Json::object();
   for (int kind = 0; kind < kStateKinds; ++kind) {
     digests[NameOf(static_cast<StateKind>(kind))] = manifest.digests[kind];

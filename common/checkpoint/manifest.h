@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "zeroshard/v1/job.pb.h"
+#include "zeroshard/v1/store.pb.h"
 
 namespace zeroshard {
 
@@ -40,12 +41,13 @@ struct CheckpointFile {
 struct Manifest {
   std::string run_id;
   std::string job;
-  uint64_t step = 0;  // of the last update in it; Adam's t
+  uint64_t step = 0;  // of the last update in it; Adam's t, but for loss_scale.skipped_steps
   int64_t unix_ms = 0;
   uint32_t world_size = 0;   // that wrote it
   v1::JobSpec spec;          // normalised
   uint64_t next_sample = 0;  // position in the run's sample order of the next step's first sample
   uint64_t samples = 0;      // that the training set has
+  v1::LossScale loss_scale;  // of the next step; the default message: none, as of all but fp16 jobs
   // Of all values of a kind, as state_digest.h has it; empty where no tensor has the kind.
   std::string digests[kStateKinds];
   std::vector<CheckpointFile> files;  // all but manifest.json itself

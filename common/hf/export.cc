@@ -22,6 +22,7 @@
 #include "common/hf/config.h"
 #include "common/hf/json.h"
 #include "common/hf/tensor_map.h"
+#include "common/kernels/half.h"
 #include "common/safetensors/float_types.h"
 #include "common/safetensors/safetensors.h"
 #include "common/status_macros.h"
@@ -167,6 +168,10 @@ class Exporter {
       rounded_.resize(values_.size());
       RoundToBf16(values_.data(), count, rounded_.data());
       ZS_RETURN_IF_ERROR(writer_->Append(rounded_.data(), bytes));
+    } else if (options_.dtype == DType::kF16) {
+      rounded_.clear();
+      for (const float value : values_) rounded_.push_back(HalfOf(value).bits);
+      ZS_RETURN_IF_ERROR(writer_->Append(rounded_.data(), bytes));
     } else {
       ZS_RETURN_IF_ERROR(writer_->Append(values_.data(), bytes));
     }
@@ -231,7 +236,9 @@ std::string GenerationConfig(int32_t end_of_text) {
 
 absl::Status WriteAssets(const v1::ModelSpec& model, const std::string& folder,
                          const HfExportOptions& options) {
-  const std::string dtype = options.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  const std::string dtype = options.dtype == DType::kF32    ? "float32"
+                            : options.dtype == DType::kBF16 ? "bfloat16"
+                                                            : "float16";
   std::vector<std::string> names;
   if (!options.assets.empty()) names = ListHfAssets(options.assets);
   const auto has = [&names](const char* name) {
@@ -308,9 +315,9 @@ std::vector<HfAsset> TokenizerAssets(const std::string& tokenizer) {
 
 absl::Status ExportHfFolder(const v1::ModelSpec& model, const ParameterSource& source,
                             const std::string& folder, const HfExportOptions& options) {
-  if (options.dtype != DType::kBF16 && options.dtype != DType::kF32) {
+  if (!IsFloat(options.dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("weights are exported as bf16 or fp32, not as ", NameOf(options.dtype)));
+        absl::StrCat("weights are exported as bf16, fp16 or fp32, not as ", NameOf(options.dtype)));
   }
   ZS_ASSIGN_OR_RETURN(const ModelTable table, MakeModelTable(model));
   fs::path target = fs::path(folder).lexically_normal();

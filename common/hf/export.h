@@ -15,7 +15,7 @@
 namespace zeroshard {
 
 struct HfExportOptions {
-  DType dtype = DType::kBF16;                // or kF32
+  DType dtype = DType::kBF16;                // kF32, kBF16 or kF16
   uint64_t max_shard_bytes = 5'000'000'000;  // above it: several files and an index
   std::string assets;  // a folder whose files are carried along (config.json, tokenizer files,
                        // generation_config.json); empty: none
@@ -31,10 +31,11 @@ struct HfExportOptions {
 // Tensor by tensor; of one matrix of a block all fp32 values are in memory at once, of everything
 // else a few MiB. Written to a temporary folder beside `folder`, synced and renamed, so that there
 // is a whole model or nothing. config.json is the assets' own with torch_dtype changed and nothing
-// else, or FormatHfConfig's, with a generation_config.json where the assets have none. bf16 is
-// rounded to nearest even; a tied head is not written. ALREADY_EXISTS: `folder` holds something.
-// INVALID_ARGUMENT: the assets' config.json describes another model than this one, CheckExportable,
-// no such token. Else what the source or the file system says, with the path.
+// else, or FormatHfConfig's, with a generation_config.json where the assets have none. 16 bits
+// are rounded to nearest even (what fp16 cannot hold is infinite); a tied head is not written.
+// ALREADY_EXISTS: `folder` holds something. INVALID_ARGUMENT: the assets' config.json describes
+// another model than this one, CheckExportable, no such token. Else what the source or the file
+// system says, with the path.
 absl::Status ExportHfFolder(const v1::ModelSpec& model, const ParameterSource& source,
                             const std::string& folder, const HfExportOptions& options);
 

@@ -41,20 +41,16 @@ template <class G>
 HWY_INLINE void UpdateByParam(const AdamWFactors& factors, int64_t size, const G* grad,
                               float* master, float* exp_avg, float* exp_avg_sq, void* param,
                               DType param_type) {
-  if (param_type == DType::kBF16) {
-    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<Bf16>(param));
-  } else {
-    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<float>(param));
-  }
+  WithFloat(param_type, [&]<class P>(P) ZEROSHARD_KERNEL {
+    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<P>(param));
+  });
 }
 
 void UpdateRange(const AdamWFactors& factors, int64_t size, const void* grad, DType grad_type,
                  float* master, float* exp_avg, float* exp_avg_sq, void* param, DType param_type) {
-  if (grad_type == DType::kBF16) {
-    UpdateByParam(factors, size, As<Bf16>(grad), master, exp_avg, exp_avg_sq, param, param_type);
-  } else {
-    UpdateByParam(factors, size, As<float>(grad), master, exp_avg, exp_avg_sq, param, param_type);
-  }
+  WithFloat(grad_type, [&]<class G>(G) ZEROSHARD_KERNEL {
+    UpdateByParam(factors, size, As<G>(grad), master, exp_avg, exp_avg_sq, param, param_type);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

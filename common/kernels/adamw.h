@@ -46,7 +46,7 @@ AdamWFactors AdamWFactorsOf(const AdamWArgs& args);
 
 namespace zeroshard::cpu {
 
-// One step of n elements. grad of grad_type, param of param_type (fp32 or bf16 each); master,
+// One step of n elements. grad of grad_type, param of param_type (fp32, bf16 or fp16 each); master,
 // exp_avg and exp_avg_sq are fp32 and updated in place. param may be master itself where param_type
 // is fp32; nothing else may overlap. args.t counts from 1. A non-finite gradient makes its element
 // non-finite: the caller decides to skip a step before it calls. Reentrant; `threads` OpenMP

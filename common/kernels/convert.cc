@@ -22,8 +22,12 @@ HWY_INLINE void CopyTyped(const From* in, int64_t size, To* out) {
           [=](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
 }
 
-void WidenRange(const uint16_t* in, int64_t size, float* out) { CopyTyped(in, size, out); }
-void NarrowRange(const float* in, int64_t size, uint16_t* out) { CopyTyped(in, size, out); }
+void ConvertRange(const void* in, DType in_type, int64_t size, void* out, DType out_type) {
+  WithFloat(in_type, [&]<class From>(From) ZEROSHARD_KERNEL {
+    WithFloat(out_type,
+              [&]<class To>(To) ZEROSHARD_KERNEL { CopyTyped(As<From>(in), size, As<To>(out)); });
+  });
+}
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -31,8 +35,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zeroshard::cpu {
 
-HWY_EXPORT(WidenRange);
-HWY_EXPORT(NarrowRange);
+HWY_EXPORT(ConvertRange);
 
 void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads) {
   AssertFloat(in_type);
@@ -42,12 +45,8 @@ void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type
     void* to = At(out, begin, out_type);
     if (in_type == out_type) {
       std::memmove(to, from, static_cast<size_t>(end - begin) * SizeOf(in_type));
-    } else if (in_type == DType::kBF16) {
-      HWY_DYNAMIC_DISPATCH(WidenRange)
-      (static_cast<const uint16_t*>(from), end - begin, static_cast<float*>(to));
     } else {
-      HWY_DYNAMIC_DISPATCH(NarrowRange)
-      (static_cast<const float*>(from), end - begin, static_cast<uint16_t*>(to));
+      HWY_DYNAMIC_DISPATCH(ConvertRange)(from, in_type, end - begin, to, out_type);
     }
   });
 }

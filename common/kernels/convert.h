@@ -7,8 +7,8 @@
 
 namespace zeroshard::cpu {
 
-// n values of in_type into out_type (fp32 or bf16 each), rounded to nearest even; a NaN stays a
-// NaN; equal types are copied bit by bit. `in` and `out` may be the same address where the types
+// n values of in_type into out_type (fp32, bf16 or fp16 each), rounded to nearest even; a NaN stays
+// a NaN; equal types are copied bit by bit. `in` and `out` may be the same address where the types
 // are equal, and overlap in no other way. The same bits for any thread count, alignment, length and
 // instruction set. Reentrant; `threads` OpenMP threads, at least 1.
 void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads);

@@ -15,8 +15,6 @@ inline void* At(void* base, int64_t element, DType type) {
   return static_cast<char*>(base) + element * static_cast<int64_t>(SizeOf(type));
 }
 
-inline void AssertFloat([[maybe_unused]] DType type) {
-  assert(type == DType::kF32 || type == DType::kBF16);
-}
+inline void AssertFloat([[maybe_unused]] DType type) { assert(IsFloat(type)); }
 
 }  // namespace zeroshard::cpu

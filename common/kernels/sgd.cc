@@ -34,20 +34,16 @@ HWY_INLINE void SgdTyped(const SgdArgs& args, int64_t size, const G* grad, float
 template <class G>
 HWY_INLINE void SgdByParam(const SgdArgs& args, int64_t size, const G* grad, float* master,
                            float* buffer, void* param, DType param_type) {
-  if (param_type == DType::kBF16) {
-    SgdTyped(args, size, grad, master, buffer, As<Bf16>(param));
-  } else {
-    SgdTyped(args, size, grad, master, buffer, As<float>(param));
-  }
+  WithFloat(param_type, [&]<class P>(P) ZEROSHARD_KERNEL {
+    SgdTyped(args, size, grad, master, buffer, As<P>(param));
+  });
 }
 
 void SgdRange(const SgdArgs& args, int64_t size, const void* grad, DType grad_type, float* master,
               float* buffer, void* param, DType param_type) {
-  if (grad_type == DType::kBF16) {
-    SgdByParam(args, size, As<Bf16>(grad), master, buffer, param, param_type);
-  } else {
-    SgdByParam(args, size, As<float>(grad), master, buffer, param, param_type);
-  }
+  WithFloat(grad_type, [&]<class G>(G) ZEROSHARD_KERNEL {
+    SgdByParam(args, size, As<G>(grad), master, buffer, param, param_type);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

@@ -31,8 +31,8 @@ struct SgdArgs {
 
 namespace zeroshard::cpu {
 
-// One step of n elements. grad of grad_type, param of param_type (fp32 or bf16 each); master and
-// buffer (where AdamW keeps exp_avg) are fp32 and updated in place. param may be master itself
+// One step of n elements. grad of grad_type, param of param_type (fp32, bf16 or fp16 each); master
+// and buffer (where AdamW keeps exp_avg) are fp32 and updated in place. param may be master itself
 // where param_type is fp32; nothing else may overlap. A non-finite gradient makes its element
 // non-finite: the caller decides to skip a step before it calls. Reentrant; `threads` OpenMP
 // threads, at least 1.

@@ -1,11 +1,12 @@
-// Vectors of fp32 over fp32 or bf16 memory, for the vector kernels here and in worker/ops. Included
-// once per target (Highway's scheme): after foreach_target.h, before HWY_BEFORE_NAMESPACE of the
-// kernel's own file. Everything here gives the same bits on every target: see Fma, SumRow and
-// FoldRows.
+// Vectors of fp32 over fp32, bf16 or fp16 memory, for the vector kernels here and in worker/ops.
+// Included once per target (Highway's scheme): after foreach_target.h, before HWY_BEFORE_NAMESPACE
+// of the kernel's own file. Everything here gives the same bits on every target: see Fma, SumRow
+// and FoldRows.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "common/kernels/half.h"
 #include "common/types.h"
 #include "hwy/highway.h"
 
@@ -53,6 +54,42 @@ HWY_INLINE void Store(V v, Bf16* p) {
   const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
   const auto kept = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
   hn::StoreU(hn::TruncateTo(d16, kept), d16, p);
+}
+
+HWY_INLINE V Load(const Fp16* p) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  alignas(64) float lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = FloatOf(p[i]);
+  return hn::Load(D(), lanes);
+#else
+  const hn::Rebind<uint16_t, D> bits;
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(D(), hn::BitCast(d16, hn::LoadU(bits, &p->bits)));
+#endif
+}
+// To nearest even, as common/kernels/half.h.
+HWY_INLINE void Store(V v, Fp16* p) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  alignas(64) float lanes[kLanes];
+  hn::Store(v, D(), lanes);
+  for (int64_t i = 0; i < kLanes; ++i) p[i] = HalfOf(lanes[i]);
+#else
+  const hn::Rebind<uint16_t, D> bits;
+  const hn::Rebind<hwy::float16_t, D> d16;
+  hn::StoreU(hn::BitCast(bits, hn::DemoteTo(d16, v)), bits, &p->bits);
+#endif
+}
+
+// Calls f(T()) with the C++ type of a floating-point DType.
+template <class F>
+HWY_INLINE void WithFloat(DType type, F f) {
+  if (type == DType::kBF16) {
+    f(Bf16());
+  } else if (type == DType::kF16) {
+    f(Fp16());
+  } else {
+    f(float());
+  }
 }
 
 template <class T>

@@ -30,7 +30,7 @@ struct ActivationTable {
   const ActivationInfo* FindScratch(absl::string_view name) const;
 };
 
-// `micro_batch` sequences of config.sequence tokens; activations in `dtype` (fp32 or bf16).
+// `micro_batch` sequences of config.sequence tokens; activations in `dtype` (fp32, bf16 or fp16).
 //
 // The first kept entry of every block and of the head is "input" [mb*T, C], at offset 0: the memory
 // that the unit before writes its output to, so that a boundary between two units exists once. (A

@@ -7,6 +7,7 @@
 namespace zeroshard {
 
 DType ComputeType(const v1::JobSpec& spec) {
+  if (spec.fp16().enabled()) return DType::kF16;
   return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
 }
 

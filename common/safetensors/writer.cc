@@ -26,6 +26,8 @@ const char* TypeName(DType type) {
       return "F32";
     case DType::kBF16:
       return "BF16";
+    case DType::kF16:
+      return "F16";
     case DType::kI32:
       return "I32";
     case DType::kU8:

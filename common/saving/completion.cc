@@ -30,6 +30,7 @@ absl::Status ExportWeights(const SaveContents& contents, const SaveExtras& extra
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                       CheckpointReader::OpenCollected(folder, *manifest));
   HfExportOptions options;
+  options.dtype = contents.spec.fp16().enabled() ? DType::kF16 : DType::kBF16;
   if (!extras.assets.empty()) options.assets = absl::StrCat(folder, "/assets");
   options.end_of_text = extras.end_of_text;
   options.stopped = stopped;
@@ -108,6 +109,7 @@ absl::StatusOr<CompletedSave> CompleteSave(FileSystem* files, CheckpointStore* s
   manifest.spec = contents.spec;
   manifest.next_sample = contents.next_sample;
   manifest.samples = contents.samples;
+  manifest.loss_scale = contents.loss_scale;
   for (int kind = 0; kind < kStateKinds; ++kind) {
     WeightDigest total;
     for (const SavedPart& part : contents.parts) total.Combine(part.digests[kind]);

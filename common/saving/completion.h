@@ -16,6 +16,7 @@
 #include "common/checkpoint/state_digest.h"
 #include "common/checkpoint/store.h"
 #include "zeroshard/v1/job.pb.h"
+#include "zeroshard/v1/store.pb.h"
 
 namespace zeroshard {
 
@@ -48,6 +49,7 @@ struct SaveContents {
   v1::JobSpec spec;  // with a checkpoint section
   std::string job, run_id;
   uint64_t step = 0, next_sample = 0, samples = 0;
+  v1::LossScale loss_scale;      // Manifest's
   int64_t unix_ms = 0;           // when the save began
   bool trained = true;           // something is: there are moments
   std::vector<SavedPart> parts;  // by rank or store, at least one

@@ -1,7 +1,9 @@
 #include "common/spec/decision.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "common/spec/loss_scale.h"
 #include "common/spec/schedule.h"
 
 namespace zeroshard {
@@ -11,17 +13,29 @@ double ClipFactor(double grad_norm, double max_norm) {
 }
 
 v1::StepDecision MakeDecision(const v1::JobSpec& spec, uint64_t step, double grad_norm,
-                              uint64_t tokens) {
+                              uint64_t tokens, const v1::LossScale& loss_scale, bool overflow) {
   v1::StepDecision decision;
   decision.set_step(step);
-  decision.set_skip(tokens == 0);
+  decision.set_skip(tokens == 0 || overflow);
   decision.set_learning_rate(static_cast<float>(LearningRate(spec, step)));
-  decision.set_adam_step(step);
-  if (tokens > 0) {
+  decision.set_adam_step(step - loss_scale.skipped_steps());
+  if (!decision.skip()) {
+    const double scale = GradientScale(spec, loss_scale);
     decision.set_multiplier(static_cast<float>(ClipFactor(grad_norm, spec.gradient_clipping()) /
-                                               static_cast<double>(tokens)));
+                                               (scale * static_cast<double>(tokens))));
+  }
+  if (UsesLossScale(spec)) {
+    // A step that says nothing says nothing of the scale either.
+    *decision.mutable_loss_scale() =
+        tokens == 0 && !overflow ? loss_scale : NextLossScale(spec, loss_scale, overflow);
   }
   return decision;
+}
+
+bool IsCommittable(const v1::JobSpec& spec, const v1::StepRecord& record) {
+  if (!std::isfinite(record.learning_rate()) || !std::isfinite(record.seconds())) return false;
+  if (record.skipped() && UsesLossScale(spec)) return true;
+  return std::isfinite(record.loss()) && std::isfinite(record.grad_norm());
 }
 
 AdamWArgs MakeAdamWArgs(const v1::JobSpec& spec, const v1::StepDecision& decision) {

@@ -11,8 +11,8 @@ namespace {
 using Table = std::map<absl::string_view, absl::string_view>;
 
 constexpr absl::string_view kNoEffect = "it would change nothing here; remove it";
-constexpr absl::string_view kFp16 =
-    "this version does not train in fp16; remove it and use bf16: {enabled: true}";
+constexpr absl::string_view kFp16Fixed =
+    "fp16 jobs keep fp32 master weights, moments and accumulation; remove it";
 constexpr absl::string_view kBf16Fixed =
     "bf16 jobs keep fp32 master weights, moments and accumulation; remove it";
 constexpr absl::string_view kMetrics =
@@ -53,15 +53,9 @@ const Table& Keys() {
       {"torch_autocast", "use bf16: {enabled: true} instead"},
       {"bfloat16", "write bf16 instead"},
       {"data_types", "gradients accumulate in fp32; remove it"},
-      {"fp16.auto_cast", kFp16},
-      {"fp16.loss_scale", kFp16},
-      {"fp16.initial_scale_power", kFp16},
-      {"fp16.loss_scale_window", kFp16},
-      {"fp16.hysteresis", kFp16},
-      {"fp16.consecutive_hysteresis", kFp16},
-      {"fp16.min_loss_scale", kFp16},
-      {"fp16.fused_mode", kFp16},
-      {"fp16.fp16_master_weights_and_grads", kFp16},
+      {"fp16.auto_cast", "inputs are tokens, which are never cast; remove it"},
+      {"fp16.fused_mode", kNoEffect},
+      {"fp16.fp16_master_weights_and_grads", kFp16Fixed},
       {"bf16.immediate_grad_update", kBf16Fixed},
       {"bf16.check_grad_overflow", "every gradient is checked for non-finite values; remove it"},
       {"bf16.bf16_master_weights_and_grads", kBf16Fixed},

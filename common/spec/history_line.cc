@@ -18,15 +18,17 @@ std::string Number(double value) {
 }  // namespace
 
 std::string FormatHistoryLine(const v1::StepRecord& record) {
-  return absl::StrCat("{\"step\":", record.step(), ",\"loss\":", Number(record.loss()),
-                      ",\"grad_norm\":", Number(record.grad_norm()),
-                      ",\"learning_rate\":", Number(record.learning_rate()),
-                      ",\"tokens\":", record.tokens(),
-                      record.has_eval_loss() ? ",\"eval_loss\":" : "",
-                      record.has_eval_loss() ? Number(record.eval_loss()) : "",
-                      record.steps_lost() != 0 ? ",\"steps_lost\":" : "",
-                      record.steps_lost() != 0 ? absl::StrCat(record.steps_lost()) : "",
-                      ",\"seconds\":", Number(record.seconds()), "}");
+  return absl::StrCat(
+      "{\"step\":", record.step(), ",\"loss\":", Number(record.loss()),
+      ",\"grad_norm\":", Number(record.grad_norm()),
+      ",\"learning_rate\":", Number(record.learning_rate()), ",\"tokens\":", record.tokens(),
+      record.has_loss_scale() ? ",\"loss_scale\":" : "",
+      record.has_loss_scale() ? Number(record.loss_scale()) : "",
+      record.skipped() ? ",\"skipped\":true" : "", record.has_eval_loss() ? ",\"eval_loss\":" : "",
+      record.has_eval_loss() ? Number(record.eval_loss()) : "",
+      record.steps_lost() != 0 ? ",\"steps_lost\":" : "",
+      record.steps_lost() != 0 ? absl::StrCat(record.steps_lost()) : "",
+      ",\"seconds\":", Number(record.seconds()), "}");
 }
 
 }  // namespace zeroshard

@@ -279,16 +279,32 @@ absl::Status NormaliseScheduler(v1::JobSpec* spec) {
                                                        : NormaliseOwnScheduler(spec);
 }
 
-absl::Status CheckPrecision(const v1::JobSpec& spec) {
-  if (spec.fp16().enabled() && spec.bf16().enabled()) {
+absl::Status NormalisePrecision(v1::JobSpec* spec) {
+  if (!spec->fp16().enabled()) return absl::OkStatus();
+  if (spec->bf16().enabled()) {
     return Bad("bf16.enabled and fp16.enabled: both true; a job trains in one type: keep bf16");
   }
-  if (spec.fp16().enabled()) {
-    return Bad(
-        "fp16.enabled: this version trains in bf16 or fp32: write bf16: {enabled: true}, or "
-        "remove fp16 for fp32");
-  }
-  return absl::OkStatus();
+  // Far from what a float cannot hold, whatever the micro-batch.
+  constexpr double kLeastScale = 1e-6, kMostScale = 1e30;
+  constexpr uint64_t kMostPower = 63;
+  v1::Fp16Spec* fp16 = spec->mutable_fp16();
+  if (!fp16->has_loss_scale()) fp16->set_loss_scale(0);
+  if (!fp16->has_initial_scale_power()) fp16->set_initial_scale_power(16);
+  if (!fp16->has_loss_scale_window()) fp16->set_loss_scale_window(1000);
+  if (!fp16->has_hysteresis()) fp16->set_hysteresis(2);
+  if (!fp16->has_consecutive_hysteresis()) fp16->set_consecutive_hysteresis(false);
+  if (!fp16->has_min_loss_scale()) fp16->set_min_loss_scale(1);
+  const double fixed = fp16->loss_scale(), least = fp16->min_loss_scale();
+  ZS_RETURN_IF_ERROR(CheckReal("fp16.loss_scale", fixed,
+                               fixed == 0 || (fixed >= kLeastScale && fixed <= kMostScale),
+                               "0 (found while training) or a number from 1e-6 to 1e30"));
+  ZS_RETURN_IF_ERROR(
+      CheckCount("fp16.initial_scale_power", fp16->initial_scale_power(), 0, kMostPower));
+  ZS_RETURN_IF_ERROR(CheckCount("fp16.loss_scale_window", fp16->loss_scale_window(), 1, kMaxCount));
+  ZS_RETURN_IF_ERROR(CheckCount("fp16.hysteresis", fp16->hysteresis(), 1, kMaxCount));
+  const auto initial = static_cast<double>(uint64_t{1} << fp16->initial_scale_power());
+  return CheckReal("fp16.min_loss_scale", least, least >= kLeastScale && least <= initial,
+                   "a number from 1e-6 to 2^initial_scale_power");
 }
 
 absl::Status NormaliseZero(v1::JobSpec* spec) {
@@ -391,7 +407,7 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
       !status.ok()) {
     return status;
   }
-  if (absl::Status status = CheckPrecision(*spec); !status.ok()) return status;
+  if (absl::Status status = NormalisePrecision(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseData(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseCheckpoint(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseZero(spec); !status.ok()) return status;

@@ -243,6 +243,8 @@ class Core {
   // nobody knows which of the two is right.
   bool ReplicasDiffer(Run& run, const Moment& moment, Decision* out);
   void DecideStep(Run& run, const Moment& moment, Decision* out);
+  // Of the step after the committed one.
+  static v1::LossScale LossScaleOf(const Run& run);
   void WriteHistory(Run& run, Decision* out);
   // What the log knows of the run's last steps and its history does not.
   void WriteLogged(Run& run, Decision* out);

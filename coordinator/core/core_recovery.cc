@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/loss_scale.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -239,6 +240,9 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   o.map.job.clear_copy();
   o.map.copies.clear();
   o.map.next_sample = saved ? job.checkpoint_sample : job.first_sample;
+  if (UsesLossScale(job.spec)) {
+    *o.map.job.mutable_loss_scale() = saved ? job.checkpoint.loss_scale() : job.resume.loss_scale();
+  }
   ++o.map.map_version;
   out->records.push_back(o.map);
   o.decided.reset();

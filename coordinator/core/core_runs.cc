@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -13,11 +15,6 @@ namespace {
 
 constexpr size_t kMaxMessageBytes = 4096;
 constexpr uint32_t kMaxWaitMs = 3600 * 1000;
-
-bool IsFinite(const v1::StepRecord& record) {
-  return std::isfinite(record.loss()) && std::isfinite(record.grad_norm()) &&
-         std::isfinite(record.learning_rate()) && std::isfinite(record.seconds());
-}
 
 absl::Duration WaitUntil(uint32_t timeout_ms, absl::Duration now) {
   return now + absl::Milliseconds(std::min(timeout_ms, kMaxWaitMs));
@@ -204,7 +201,7 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
                                                   ", which has only ", run->job.spec.steps()));
       break;
     }
-    if (!IsFinite(record)) {
+    if (!IsCommittable(run->job.spec, record)) {
       status = absl::InvalidArgumentError(absl::StrCat(
           "step ", record.step(), " of ", run->job.run_id,
           ": a value is not finite; such a step is not committed, the rank must fail instead"));
@@ -213,6 +210,9 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     committed = record.step();
     action.records.push_back(record);
     action.records.back().clear_steps_lost();
+    if (record.skipped()) {
+      out->actions.push_back(Measure{MetricKind::kNonFinite, run->job.spec.name(), 1});
+    }
     if (!record.has_eval_loss() || std::isfinite(record.eval_loss())) continue;
     action.records.back().clear_eval_loss();
     unmeasured = record.step();
@@ -338,6 +338,7 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
     assign.mutable_version()->set_step(run.job.committed_step);
     assign.set_next_sample(o.decided ? o.decided->decision.next_sample() : o.map.next_sample);
     assign.set_evaluate(MissesEvaluation(run));
+    if (UsesLossScale(run.job.spec)) *assign.mutable_loss_scale() = LossScaleOf(run);
   }
   if (!run.job.resume.checkpoint().empty()) *assign.mutable_resume() = run.job.resume;
   const v1::ParallelSpec& parallel = run.job.spec.parallel();

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/spec/loss_scale.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -104,6 +105,7 @@ void Core::MaybeSnapshotNow(Run& run, const Moment& moment, Decision* out) {
   if (!StoresNotReady(run, 0).empty()) return;
   if (!BeginSnapshotOf(run, committed, /*direct=*/true, moment, out)) return;
   o.snapshot->next_sample = o.decided ? o.decided->decision.next_sample() : o.map.next_sample;
+  o.snapshot->loss_scale = LossScaleOf(run);
   o.snapshot->samples = o.decided ? o.decided->samples : 0;
 }
 
@@ -198,6 +200,7 @@ void Core::OnSnapshotReport(Run& run, const Moment& moment, Decision* out) {
   complete.run_id = run.job.run_id;
   complete.step = o.snapshot->step;
   complete.next_sample = o.snapshot->next_sample;
+  complete.loss_scale = o.snapshot->loss_scale;
   complete.samples = o.snapshot->samples;
   complete.seconds = absl::ToDoubleSeconds(moment.now - o.snapshot->since);
   o.snapshot->phase = Phase::kCompleting;
@@ -247,6 +250,8 @@ void Core::EndSnapshot(Run& run, const v1::CheckpointRecord& record, const Momen
   }
   v1::ReportStepsRequest body;
   *body.add_checkpoints() = record;
+  if (work && UsesLossScale(run.job.spec))
+    *body.mutable_checkpoints(0)->mutable_loss_scale() = work->loss_scale;
   if (const absl::Status taken = TakeCheckpoints(run, body, moment, out); !taken.ok()) {
     out->reasons.push_back(absl::StrCat(run.job.run_id, ": ", taken.message()));
   }

@@ -7,6 +7,7 @@
 #include "common/checkpoint/state_digest.h"
 #include "common/plan/offload.h"
 #include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -15,11 +16,6 @@ namespace {
 
 // A retried request parks beside the one whose caller may be gone.
 constexpr size_t kMaxPendingRequests = 8;
-
-bool IsFinite(const v1::StepRecord& record) {
-  return std::isfinite(record.loss()) && std::isfinite(record.grad_norm()) &&
-         std::isfinite(record.learning_rate()) && std::isfinite(record.seconds());
-}
 
 }  // namespace
 
@@ -64,7 +60,7 @@ void Core::On(const CommitStep& event, const Moment& moment, Decision* out) {
     return refuse(absl::InvalidArgumentError(
         absl::StrCat("step ", step, " of ", run_id, ", which has only ", run->job.spec.steps())));
   }
-  if (!IsFinite(record)) {
+  if (!IsCommittable(run->job.spec, record)) {
     return refuse(absl::InvalidArgumentError(absl::StrCat(
         "step ", step, " of ", run_id,
         ": a value is not finite; such a step is not committed, the rank must fail instead")));
@@ -148,6 +144,12 @@ bool Core::ReplicasDiffer(Run& run, const Moment& moment, Decision* out) {
   return true;
 }
 
+v1::LossScale Core::LossScaleOf(const Run& run) {
+  const OffloadedRun& o = *run.offload;
+  if (o.decided) return o.decided->decision.loss_scale();
+  return ContinuedLossScale(run.job.spec, o.map.job.loss_scale());
+}
+
 void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   OffloadedRun& o = *run.offload;
   PendingStep pending = *std::exchange(o.pending, std::nullopt);
@@ -160,7 +162,8 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   StepDecisionRecord decided;
   decided.run_id = run.job.run_id;
   decided.decision =
-      MakeDecision(run.job.spec, step, pending.record.grad_norm(), pending.record.tokens());
+      MakeDecision(run.job.spec, step, pending.record.grad_norm(), pending.record.tokens(),
+                   LossScaleOf(run), pending.record.skipped());
   decided.decision.set_epoch(o.epoch());
   decided.decision.set_generation(run.job.generation);
   decided.decision.set_next_sample(pending.next_sample);
@@ -179,6 +182,9 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   o.unwritten = pending.record;
   if (run.first.step() == 0) run.first = pending.record;
   run.last = pending.record;
+  if (pending.record.skipped()) {
+    out->actions.push_back(Measure{MetricKind::kNonFinite, run.job.spec.name(), 1});
+  }
   o.recoveries = 0;
   for (RankState& rank : run.ranks) rank.last_advance = moment.now;
   PassedStep(run, step);
@@ -192,6 +198,7 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   Touch(run);
   if (saves) {
     o.snapshot->next_sample = pending.next_sample;
+    o.snapshot->loss_scale = LossScaleOf(run);
     o.snapshot->samples = pending.samples;
     StartSnapshot(run, moment, out);
     if (IsEnded(run.job.state)) return;

@@ -159,6 +159,8 @@ void Core::SetMap(Run& run, const std::vector<StoreCandidate>& candidates,
     map.job.set_checkpoint(run.job.resume.checkpoint());
     map.job.set_weights_only(run.job.resume.weights_only());
     map.next_sample = run.job.first_sample;
+    if (run.job.resume.has_loss_scale())
+      *map.job.mutable_loss_scale() = run.job.resume.loss_scale();
   }
   ++map.map_version;
   map.copies.clear();

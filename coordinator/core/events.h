@@ -186,6 +186,7 @@ struct CompleteSnapshot {
   std::string run_id;
   uint64_t step = 0;
   uint64_t next_sample = 0;
+  v1::LossScale loss_scale;  // Manifest's
   uint64_t samples = 0;
   std::vector<v1::SnapshotReport> files;  // by store
   double seconds = 0;                     // since the decision
@@ -207,7 +208,7 @@ struct RunChanged {
 enum class MetricKind {
   kJobStarted,       // series of the job appear, counters at 0
   kJobEnded,         // series of the job disappear
-  kNonFinite,        // +1
+  kNonFinite,        // +1: a step ended the job, or an fp16 job skipped it
   kStepsLost,        // + value
   kSaved,            // +1: a checkpoint is complete
   kNotSaved,         // +1: one was abandoned

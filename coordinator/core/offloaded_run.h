@@ -61,6 +61,7 @@ struct SnapshotWork {
   absl::Duration since;          // when the stores were told
   absl::Duration last_progress;  // of whoever works on it
   uint64_t next_sample = 0;
+  v1::LossScale loss_scale;
   uint64_t samples = 0;
 };
 

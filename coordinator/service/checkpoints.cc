@@ -130,6 +130,8 @@ absl::StatusOr<Checkpoint> FindResume(const v1::JobSpec& spec, const std::string
   checkpoint.run_id = manifest.run_id;
   checkpoint.dir = manifest.spec.checkpoint().dir();
   checkpoint.next_sample = manifest.next_sample;
+  if (!weights_only && manifest.loss_scale.scale() != 0)
+    *checkpoint.resume.mutable_loss_scale() = manifest.loss_scale;
   checkpoint.skipped = std::move(found.skipped);
   if (!weights_only) checkpoint.changes = Changes(manifest.spec, spec);
   return checkpoint;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -97,8 +98,18 @@ absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
   double learning_rate = 0;
   double seconds = 0;
   double eval_loss = 0;
-  if (!json.is_object() || !count("step", &step) || !number("loss", &loss) ||
-      !number("grad_norm", &grad_norm) || !number("learning_rate", &learning_rate) ||
+  double loss_scale = 0;
+  // Of a skipped step neither need be finite.
+  const auto skipped = json.find("skipped");
+  record.set_skipped(skipped != json.end() && skipped->is_boolean() && skipped->get<bool>());
+  const auto number_or_null = [&](const char* key, double* to) {
+    const auto found = json.find(key);
+    if (!record.skipped() || found == json.end() || !found->is_null()) return number(key, to);
+    *to = std::numeric_limits<double>::quiet_NaN();
+    return true;
+  };
+  if (!json.is_object() || !count("step", &step) || !number_or_null("loss", &loss) ||
+      !number_or_null("grad_norm", &grad_norm) || !number("learning_rate", &learning_rate) ||
       !count("tokens", &tokens) || !number("seconds", &seconds)) {
     return absl::InvalidArgumentError(absl::StrCat("no step record: ", line.substr(0, 100)));
   }
@@ -108,6 +119,7 @@ absl::StatusOr<v1::StepRecord> ParseHistoryLine(const std::string& line) {
   record.set_learning_rate(learning_rate);
   record.set_tokens(tokens);
   record.set_seconds(seconds);
+  if (number("loss_scale", &loss_scale)) record.set_loss_scale(loss_scale);
   if (number("eval_loss", &eval_loss)) record.set_eval_loss(eval_loss);
   if (count("steps_lost", &steps_lost)) record.set_steps_lost(steps_lost);
   return record;

@@ -1,5 +1,6 @@
 #include "coordinator/service/metrics.h"
 
+#include <cmath>
 namespace zeroshard::coordinator {
 namespace {
 
@@ -32,9 +33,10 @@ Metrics::Metrics(prometheus::Registry* registry)
                           "Last committed step of a job that has not ended.", registry)),
       steps_lost_(Register(prometheus::BuildCounter(), "zeroshard_job_steps_lost_total",
                            "Committed steps that a job had to do again.", registry)),
-      nonfinite_(Register(prometheus::BuildCounter(), "zeroshard_job_nonfinite_total",
-                          "Steps that failed because a loss or gradient was not finite.",
-                          registry)),
+      nonfinite_(Register(
+          prometheus::BuildCounter(), "zeroshard_job_nonfinite_total",
+          "Steps that failed, or that fp16 skipped, because a loss or gradient was not finite.",
+          registry)),
       checkpoints_(Register(prometheus::BuildCounter(), "zeroshard_job_checkpoints_total",
                             "Checkpoints of a job that has not ended, by result: complete or "
                             "abandoned.",
@@ -125,8 +127,10 @@ void Metrics::SetSteps(const std::string& job, const std::vector<v1::StepRecord>
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return;
   Series& series = found->second;
-  if (series.loss == nullptr) series.loss = &loss_.Add({{"job", job}});
-  series.loss->Set(records.back().loss());
+  if (std::isfinite(records.back().loss())) {  // a skipped step's need not be
+    if (series.loss == nullptr) series.loss = &loss_.Add({{"job", job}});
+    series.loss->Set(records.back().loss());
+  }
   series.committed->Set(static_cast<double>(records.back().step()));
   for (const v1::StepRecord& record : records) {
     if (!record.has_eval_loss()) continue;

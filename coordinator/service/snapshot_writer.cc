@@ -107,6 +107,7 @@ absl::StatusOr<CompletedSave> Complete(FileSystem* files, int64_t unix_ms, OpenR
   contents.run_id = run.opened.run_id;
   contents.step = request.step;
   contents.next_sample = request.next_sample;
+  contents.loss_scale = request.loss_scale;
   contents.samples = request.samples;
   contents.unix_ms = unix_ms;
   contents.trained = run.trained;

@@ -281,7 +281,9 @@ void BulkStream::OnPulled(const Header& header, absl::StatusOr<PinnedParameters>
   Answer answer;
   answer.header = header;
   answer.header.type = FrameType::kData;
-  answer.header.dtype = data->bytes.size() / header.count == 4 ? DType::kF32 : DType::kBF16;
+  // Of two bytes it is what was asked for: both ends have it from the specification.
+  const DType narrow = header.dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
+  answer.header.dtype = data->bytes.size() / header.count == 4 ? DType::kF32 : narrow;
   answer.data = *std::move(data);
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -4,6 +4,7 @@
 
 #include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
+#include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
 #include "shard_store/state/memory_state.h"
 #include "shard_store/state/nvme_state.h"
@@ -12,8 +13,7 @@ namespace zeroshard::store {
 namespace {
 
 ChunkBytes BytesOfChunk(const v1::JobSpec& spec, const Chunk& chunk) {
-  return zeroshard::BytesOf(chunk, spec.bf16().enabled() ? DType::kBF16 : DType::kF32,
-                            UsesSgd(spec));
+  return zeroshard::BytesOf(chunk, ComputeType(spec), UsesSgd(spec));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/offload.h"
+#include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
 #include "shard_store/state/chunk_batch.h"
 
@@ -14,11 +15,6 @@ namespace {
 
 // Elements read at once; as many are in memory beside the limit for each thread that fills chunks.
 constexpr int64_t kPiece = int64_t{1} << 16;
-
-// As MakeZeroOptions has it; the rest of a specification may be anything here.
-DType ComputeType(const v1::JobSpec& spec) {
-  return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
-}
 
 }  // namespace
 

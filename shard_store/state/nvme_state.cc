@@ -9,17 +9,11 @@
 #include "common/kernels/convert.h"
 #include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
+#include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
 #include "shard_store/state/nvme_disk.h"
 
 namespace zeroshard::store {
-namespace {
-
-DType ComputeType(const v1::JobSpec& spec) {
-  return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
-}
-
-}  // namespace
 
 uint64_t NvmeState::Described::BytesOf(StateKind kind) const {
   switch (kind) {

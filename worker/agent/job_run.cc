@@ -287,6 +287,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.weights_only = assign_.resume().weights_only();
   trainer.store = parts->store.get();
   trainer.next_sample = assign_.next_sample();
+  trainer.loss_scale = assign_.loss_scale();
   trainer.evaluate = assign_.evaluate();
   trainer.job = assign_.job();
   trainer.run_id = assign_.run_id();

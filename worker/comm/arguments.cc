@@ -7,9 +7,9 @@
 namespace zeroshard {
 
 absl::Status CheckSum(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
+  if (IsFloat(type)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("sums are of fp32 or bf16 elements, not of ", NameOf(type)));
+      absl::StrCat("sums are of fp32, bf16 or fp16 elements, not of ", NameOf(type)));
 }
 
 absl::Status CheckCount(const char* what, int64_t count) {

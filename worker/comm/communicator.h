@@ -63,7 +63,7 @@ struct ReduceScatterArgs {
   // rank 1, ... Only ranks below `contributors` contribute; the others' input is not read, and they
   // send nothing (their counts still say what they receive).
   const void* input = nullptr;
-  DType type = DType::kF32;     // wire type: fp32 or bf16
+  DType type = DType::kF32;     // wire type: fp32, bf16 or fp16
   std::vector<int64_t> counts;  // elements by owner, one an rank, 0 allowed
   int contributors = 0;         // 1..size
   // out[i] = ((start + c_0[i]) + c_1[i]) + ... in fp32, in rank order; start is out[i] where
@@ -88,7 +88,7 @@ class Communicator {
                           const Event& after = {}) = 0;
   virtual Event ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
                               const Event& after = {}) = 0;
-  // Sum in rank order in fp32, the same bits on all ranks; type fp32 or bf16 (rounded once).
+  // Sum in rank order in fp32, the same bits on all ranks; type fp32, bf16 or fp16 (rounded once).
   virtual Event AllReduce(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
                           const Event& after = {}) = 0;
   virtual Event Broadcast(void* buffer, int64_t bytes, int root, const CollectiveInfo& info,

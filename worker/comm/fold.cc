@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "common/kernels/half.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/comm/fold.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -18,11 +20,33 @@ using U32 = hn::RebindToUnsigned<F32>;
 using U16 = hn::Rebind<uint16_t, F32>;
 using VF = hn::Vec<F32>;
 
-// Elements as they lie in memory: float, or uint16_t for bf16.
+// Elements as they lie in memory: float, uint16_t for bf16, Fp16.
 HWY_INLINE VF LoadWide(const float* from) { return hn::LoadU(F32(), from); }
 HWY_INLINE VF LoadWide(const uint16_t* from) {
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), hn::LoadU(U16(), from))));
 }
+// Highway's conversions of fp16 are instructions from AVX2 on; elsewhere common/kernels/half.h
+// gives the same bits.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+using F16 = hn::Rebind<hwy::float16_t, F32>;
+HWY_INLINE VF LoadWide(const Fp16* from) {
+  return hn::PromoteTo(F32(), hn::BitCast(F16(), hn::LoadU(U16(), &from->bits)));
+}
+HWY_INLINE void StoreRounded(VF value, Fp16* to) {
+  hn::StoreU(hn::BitCast(U16(), hn::DemoteTo(F16(), value)), U16(), &to->bits);
+}
+#else
+HWY_INLINE VF LoadWide(const Fp16* from) {
+  HWY_ALIGN float lanes[hn::MaxLanes(F32())];
+  for (size_t i = 0; i < hn::Lanes(F32()); ++i) lanes[i] = FloatOf(from[i]);
+  return hn::Load(F32(), lanes);
+}
+HWY_INLINE void StoreRounded(VF value, Fp16* to) {
+  HWY_ALIGN float lanes[hn::MaxLanes(F32())];
+  hn::Store(value, F32(), lanes);
+  for (size_t i = 0; i < hn::Lanes(F32()); ++i) to[i] = HalfOf(lanes[i]);
+}
+#endif
 HWY_INLINE void StoreRounded(VF value, float* to) { hn::StoreU(value, F32(), to); }
 HWY_INLINE void StoreRounded(VF value, uint16_t* to) {
   const U32 u32;
@@ -36,8 +60,10 @@ HWY_INLINE void StoreRounded(VF value, uint16_t* to) {
 }
 
 inline float Wide(float value) { return value; }
+inline float Wide(Fp16 value) { return FloatOf(value); }
 inline float Wide(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 inline void Round(float value, float* to) { *to = value; }
+inline void Round(float value, Fp16* to) { *to = HalfOf(value); }
 inline void Round(float value, uint16_t* to) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   *to = value != value ? static_cast<uint16_t>((bits >> 16) | 0x40)
@@ -86,6 +112,12 @@ void FoldBF16(const void* const* c, size_t n, size_t count, bool accumulate, voi
 void FoldBF16ToF32(const void* const* c, size_t n, size_t count, bool accumulate, void* out) {
   Fold<uint16_t>(c, n, count, accumulate, static_cast<float*>(out));
 }
+void FoldF16(const void* const* c, size_t n, size_t count, bool accumulate, void* out) {
+  Fold<Fp16>(c, n, count, accumulate, static_cast<Fp16*>(out));
+}
+void FoldF16ToF32(const void* const* c, size_t n, size_t count, bool accumulate, void* out) {
+  Fold<Fp16>(c, n, count, accumulate, static_cast<float*>(out));
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace zeroshard
@@ -97,6 +129,8 @@ namespace zeroshard {
 HWY_EXPORT(FoldF32);
 HWY_EXPORT(FoldBF16);
 HWY_EXPORT(FoldBF16ToF32);
+HWY_EXPORT(FoldF16);
+HWY_EXPORT(FoldF16ToF32);
 
 void FoldInRankOrder(absl::Span<const void* const> contributions, DType type, int64_t count,
                      bool accumulate, void* out, DType output_type) {
@@ -104,6 +138,10 @@ void FoldInRankOrder(absl::Span<const void* const> contributions, DType type, in
   const size_t elements = static_cast<size_t>(count);
   if (type == DType::kF32) {
     HWY_DYNAMIC_DISPATCH(FoldF32)(contributions.data(), n, elements, accumulate, out);
+  } else if (type == DType::kF16 && output_type == DType::kF32) {
+    HWY_DYNAMIC_DISPATCH(FoldF16ToF32)(contributions.data(), n, elements, accumulate, out);
+  } else if (type == DType::kF16) {
+    HWY_DYNAMIC_DISPATCH(FoldF16)(contributions.data(), n, elements, accumulate, out);
   } else if (output_type == DType::kF32) {
     HWY_DYNAMIC_DISPATCH(FoldBF16ToF32)(contributions.data(), n, elements, accumulate, out);
   } else {

@@ -60,9 +60,8 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
   prompt.sampling = options.sampling;
   const std::unique_ptr<Device> device = MakeCpuDevice();
   const std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
-  ZS_ASSIGN_OR_RETURN(
-      const auto parameters,
-      MemoryParameters::Load(files.table, *files.weights, device.get(), options.dtype));
+  ZS_ASSIGN_OR_RETURN(const auto parameters, MemoryParameters::Load(files.table, *files.weights,
+                                                                    device.get(), options.dtype));
   const Model model = MakeModel(files.table, /*checkpointing=*/false);
   ZS_ASSIGN_OR_RETURN(const auto generator,
                       Generator::Create(&model, device.get(), ops.get(), options.dtype,
@@ -136,7 +135,7 @@ int GenerateMain(int argc, char** argv) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--dtype", dtype, "The type of weights and activations")
-      ->check(CLI::IsMember({NameOf(DType::kF32), NameOf(DType::kBF16)}))
+      ->check(CLI::IsMember({NameOf(DType::kF32), NameOf(DType::kBF16), NameOf(DType::kF16)}))
       ->capture_default_str();
   app.add_option("--output", output, "What is printed: text, or json for programs")
       ->check(CLI::IsMember({"text", "json"}))
@@ -148,7 +147,9 @@ int GenerateMain(int argc, char** argv) {
     std::cerr << kProgram << ": " << error.what() << "; see --help" << std::endl;
     return kExitUsage;
   }
-  options.dtype = dtype == NameOf(DType::kBF16) ? DType::kBF16 : DType::kF32;
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    if (dtype == NameOf(type)) options.dtype = type;
+  }
   options.json = output == "json";
   absl::Status status;
   try {

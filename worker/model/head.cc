@@ -28,7 +28,7 @@ class Head : public HeadUnit {
     const Pass pass = MakePass(ctx, params, mb);
     norm_.Forward(pass, x, pass.At("norm.out"));
     for (int64_t b = 0; b < mb.batch; ++b) {
-      const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/false, loss);
+      const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient_scale=*/0, loss);
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -42,7 +42,7 @@ class Head : public HeadUnit {
     void* norm_out = pass.At("norm.out");
     norm_.Forward(pass, x, norm_out);
     for (int64_t b = 0; b < mb.batch; ++b) {
-      absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient=*/true, loss);
+      absl::Status status = SequenceLoss(pass, lm_head, mb, b, mb.gradient_scale, loss);
       if (!status.ok()) return status;
       void* sequence = Sequence(pass, norm_out, b);
       status = mb.batch == 1 ? HandOutGradient(pass, sequence, head_sink, head_offset)
@@ -110,9 +110,9 @@ class Head : public HeadUnit {
     return absl::OkStatus();
   }
 
-  // The loss of sequence b; with `gradient` the logits become the gradient of it.
+  // The loss of sequence b; the logits become the gradient of gradient_scale times it (0: stay).
   absl::Status SequenceLoss(const Pass& pass, const void* lm_head, const MicroBatch& mb, int64_t b,
-                            bool gradient, double* loss) const {
+                            float gradient_scale, double* loss) const {
     const int64_t T = config_.sequence;
     const void* sequence = Sequence(pass, pass.At("norm.out"), b);
     void* logits = pass.At("logits");
@@ -123,7 +123,7 @@ class Head : public HeadUnit {
     if (!status.ok()) return status;
     float* losses = pass.Float("losses");
     const int32_t* targets = mb.targets + b * T;
-    pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(), gradient,
+    pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(), gradient_scale,
                                    losses);
     pass.ops().AddLosses(losses, targets, T, loss);
     return absl::OkStatus();

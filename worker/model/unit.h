@@ -15,8 +15,9 @@
 namespace zeroshard {
 
 // Where a unit's gradients go. The unit asks for room for a range of its flat vector, writes the
-// gradient of the summed loss over the micro-batch there (wire type = compute dtype, rounded once),
-// and says when a range is done; from then on it must not touch it.
+// gradient of MicroBatch::gradient_scale times the summed loss over the micro-batch there (wire
+// type = compute dtype, rounded once), and says when a range is done; from then on it must not
+// touch it.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
@@ -42,6 +43,8 @@ struct MicroBatch {
   uint64_t step = 0;
   int64_t first_sample = 0;
   bool dropout = false;  // false: the rates of the specification are not applied (evaluation)
+  // Gradients are of the summed loss times this; not 0. 1 but for fp16 (common/spec/loss_scale.h).
+  float gradient_scale = 1;
 };
 
 // Everything a call needs besides parameters.
@@ -104,9 +107,10 @@ class HeadUnit {
   // position. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
   virtual absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
                             const MicroBatch& mb, const void* x, double* loss) = 0;
-  // Loss and the gradient of the summed loss: dx [mb*T, C] (not x), the norm's gradients through
-  // `sink`, the head matrix's through `head_sink` in row blocks whose element range in that unit's
-  // flat vector starts at head_offset (the same sink and unit when untied).
+  // Loss, and the gradient of gradient_scale times the summed loss: dx [mb*T, C] (not x), the
+  // norm's gradients through `sink`, the head matrix's through `head_sink` in row blocks whose
+  // element range in that unit's flat vector starts at head_offset (the same sink and unit when
+  // untied).
   virtual absl::Status LossAndBackward(const UnitContext& ctx, const void* params,
                                        const void* lm_head, const MicroBatch& mb, const void* x,
                                        void* dx, GradientSink* sink, GradientSink* head_sink,

@@ -69,38 +69,24 @@ HWY_INLINE void SwiGluGradTyped(const T* dy, const T* gate, const T* up, int64_t
 }
 
 void GeluRange(const void* x, int64_t n, DType dtype, void* y) {
-  if (dtype == DType::kBF16) {
-    GeluTyped(As<Bf16>(x), n, As<Bf16>(y));
-  } else {
-    GeluTyped(As<float>(x), n, As<float>(y));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL { GeluTyped(As<T>(x), n, As<T>(y)); });
 }
 
 void GeluGradRange(const void* dy, const void* x, int64_t n, DType dtype, void* dx) {
-  if (dtype == DType::kBF16) {
-    GeluGradTyped(As<Bf16>(dy), As<Bf16>(x), n, As<Bf16>(dx));
-  } else {
-    GeluGradTyped(As<float>(dy), As<float>(x), n, As<float>(dx));
-  }
+  WithFloat(dtype,
+            [&]<class T>(T) ZEROSHARD_KERNEL { GeluGradTyped(As<T>(dy), As<T>(x), n, As<T>(dx)); });
 }
 
 void SwiGluRange(const void* gate, const void* up, int64_t n, DType dtype, void* y) {
-  if (dtype == DType::kBF16) {
-    SwiGluTyped(As<Bf16>(gate), As<Bf16>(up), n, As<Bf16>(y));
-  } else {
-    SwiGluTyped(As<float>(gate), As<float>(up), n, As<float>(y));
-  }
+  WithFloat(dtype,
+            [&]<class T>(T) ZEROSHARD_KERNEL { SwiGluTyped(As<T>(gate), As<T>(up), n, As<T>(y)); });
 }
 
 void SwiGluGradRange(const void* dy, const void* gate, const void* up, int64_t n, DType dtype,
                      void* d_gate, void* d_up) {
-  if (dtype == DType::kBF16) {
-    SwiGluGradTyped(As<Bf16>(dy), As<Bf16>(gate), As<Bf16>(up), n, As<Bf16>(d_gate),
-                    As<Bf16>(d_up));
-  } else {
-    SwiGluGradTyped(As<float>(dy), As<float>(gate), As<float>(up), n, As<float>(d_gate),
-                    As<float>(d_up));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    SwiGluGradTyped(As<T>(dy), As<T>(gate), As<T>(up), n, As<T>(d_gate), As<T>(d_up));
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

@@ -276,8 +276,8 @@ absl::Status CheckAttention(const AttentionArgs& args) {
   for (const int64_t size : {args.batch, args.seq, args.heads, args.kv_heads, args.head_dim}) {
     if (size < 0 || size > kMost) return refuse("no size may be negative or pass ", kMost);
   }
-  if (args.dtype != DType::kF32 && args.dtype != DType::kBF16) {
-    return refuse("the type is ", NameOf(args.dtype), ", wanted fp32 or bf16");
+  if (!IsFloat(args.dtype)) {
+    return refuse("the type is ", NameOf(args.dtype), ", wanted fp32, bf16 or fp16");
   }
   if (args.heads == 0 || args.kv_heads == 0 || args.head_dim == 0) {
     return refuse("there must be a head, a key head and a dimension");

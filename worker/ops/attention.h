@@ -4,7 +4,7 @@
 // A task is one sample and query head (forward) or one sample and key head with all its query
 // heads, in order (backward), so the bits do not depend on the threads. With native bf16 products,
 // scores are fp32 and weights and their gradients are rounded to bf16 before the next product;
-// without, bf16 operands are widened and everything is fp32.
+// without, and of fp16, operands are widened and everything is fp32.
 #pragma once
 
 #include <cstdint>

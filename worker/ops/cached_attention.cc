@@ -70,12 +70,9 @@ HWY_INLINE void QueryTyped(const T* q, const T* k, const T* v, int64_t ld, int64
 
 void AttendQuery(const void* q, const void* k, const void* v, int64_t ld, int64_t keys, int64_t dim,
                  float scale, float* weights, void* out, DType dtype) {
-  if (dtype == DType::kBF16) {
-    QueryTyped(As<Bf16>(q), As<Bf16>(k), As<Bf16>(v), ld, keys, dim, scale, weights, As<Bf16>(out));
-  } else {
-    QueryTyped(As<float>(q), As<float>(k), As<float>(v), ld, keys, dim, scale, weights,
-               As<float>(out));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    QueryTyped(As<T>(q), As<T>(k), As<T>(v), ld, keys, dim, scale, weights, As<T>(out));
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE
@@ -96,8 +93,8 @@ absl::Status CheckCachedAttention(const CachedAttentionArgs& args) {
   for (const int64_t size : {args.past, args.rows, args.heads, args.kv_heads, args.head_dim}) {
     if (size < 0 || size > kMost) return refuse("no size may be negative or pass ", kMost);
   }
-  if (args.dtype != DType::kF32 && args.dtype != DType::kBF16) {
-    return refuse("the type is ", NameOf(args.dtype), ", wanted fp32 or bf16");
+  if (!IsFloat(args.dtype)) {
+    return refuse("the type is ", NameOf(args.dtype), ", wanted fp32, bf16 or fp16");
   }
   if (args.heads == 0 || args.kv_heads == 0 || args.head_dim == 0) {
     return refuse("there must be a head, a key head and a dimension");

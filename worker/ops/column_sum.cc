@@ -30,11 +30,8 @@ HWY_INLINE void SumTyped(const T* x, int64_t rows, int64_t cols, int64_t begin, 
 // The sums of columns [begin, end).
 void SumColumns(const void* x, int64_t rows, int64_t cols, DType dtype, int64_t begin, int64_t end,
                 float* totals) {
-  if (dtype == DType::kBF16) {
-    SumTyped(As<Bf16>(x), rows, cols, begin, end, totals);
-  } else {
-    SumTyped(As<float>(x), rows, cols, begin, end, totals);
-  }
+  WithFloat(dtype, [&]<class T>(T)
+                       ZEROSHARD_KERNEL { SumTyped(As<T>(x), rows, cols, begin, end, totals); });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

@@ -165,8 +165,8 @@ void CpuOps::PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_
 }
 
 void CpuOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                                 DType dtype, bool gradient, float* losses) {
-  cpu::CrossEntropyColumns(logits, targets, rows, v, dtype, gradient, losses, threads_);
+                                 DType dtype, float gradient_scale, float* losses) {
+  cpu::CrossEntropyColumns(logits, targets, rows, v, dtype, gradient_scale, losses, threads_);
 }
 
 void CpuOps::Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) {

@@ -79,7 +79,7 @@ HWY_INLINE float ToFloat(const T* p) {
 // Columns [begin, end).
 template <class T>
 HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld, int64_t v,
-                                  bool gradient, int64_t begin, int64_t end, float* losses) {
+                                  float gradient_scale, int64_t begin, int64_t end, float* losses) {
   constexpr int kUnroll = 4;
   const int64_t columns = end - begin;
   const size_t room = static_cast<size_t>(RoundUp(columns, 64));
@@ -112,24 +112,27 @@ HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld,
         static_cast<float>(above + std::log(static_cast<double>(state.sum[at]))) + state.poison[at];
     scale[at] = 1.0f / state.sum[at];
   }
-  if (!gradient) return;
+  if (gradient_scale == 0) return;
 
   const auto softmax = [&](V x, int64_t at) ZEROSHARD_KERNEL {
     return Fma(ExpOfNegative(hn::Sub(x, Load(&state.max[at]))), Load(&scale[at]),
                Load(&state.poison[at]));
   };
+  const V factor = Set(gradient_scale);
   // target_logit becomes the target's gradient.
   for (int64_t at = 0; at < columns; at += kLanes) {
     const V p = softmax(Load(&target_logit[at]), at);
-    Store(hn::Sub(p, Set(1.0f)), &target_logit[at]);
+    Store(hn::Mul(hn::Sub(p, Set(1.0f)), factor), &target_logit[at]);
   }
   for (int64_t row = 0; row < v; ++row) {
     T* p = logits + row * ld + begin;
     int64_t at = 0;
-    for (; at + kLanes <= columns; at += kLanes) Store(softmax(Load(p + at), at), p + at);
+    for (; at + kLanes <= columns; at += kLanes) {
+      Store(hn::Mul(softmax(Load(p + at), at), factor), p + at);
+    }
     if (at < columns) {
       const int64_t n = columns - at;
-      StoreTail(softmax(LoadTail(p + at, n), at), p + at, n);
+      StoreTail(hn::Mul(softmax(LoadTail(p + at, n), at), factor), p + at, n);
     }
   }
   for (int64_t at = 0; at < columns; ++at) {
@@ -140,12 +143,10 @@ HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld,
 }
 
 void CrossEntropyRange(void* logits, const int32_t* targets, int64_t ld, int64_t v, DType dtype,
-                       bool gradient, int64_t begin, int64_t end, float* losses) {
-  if (dtype == DType::kBF16) {
-    CrossEntropyTyped(As<Bf16>(logits), targets, ld, v, gradient, begin, end, losses);
-  } else {
-    CrossEntropyTyped(As<float>(logits), targets, ld, v, gradient, begin, end, losses);
-  }
+                       float gradient_scale, int64_t begin, int64_t end, float* losses) {
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    CrossEntropyTyped(As<T>(logits), targets, ld, v, gradient_scale, begin, end, losses);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE
@@ -157,11 +158,11 @@ namespace zeroshard::cpu {
 HWY_EXPORT(CrossEntropyRange);
 
 void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
-                         bool gradient, float* losses, int threads) {
+                         float gradient_scale, float* losses, int threads) {
   AssertFloat(dtype);
   ParallelColumns(v, rows, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(CrossEntropyRange)
-    (logits, targets, rows, v, dtype, gradient, begin, end, losses);
+    (logits, targets, rows, v, dtype, gradient_scale, begin, end, losses);
   });
 }
 

@@ -8,12 +8,12 @@
 namespace zeroshard::cpu {
 
 // Ops::CrossEntropyColumns on `threads` OpenMP threads (at least 1). logits [v, rows], targets and
-// losses [rows]; dtype fp32 or bf16. A target is -1 (loss and gradient are zero) or in [0, v).
-// Each column is summed in a fixed order: the exponentials of 128 rows at a time, against the
+// losses [rows]; dtype fp32, bf16 or fp16. A target is -1 (loss and gradient are zero) or in [0,
+// v). Each column is summed in a fixed order: the exponentials of 128 rows at a time, against the
 // largest logit so far (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"); so
 // the bits do not depend on the threads or on the vector length. Reentrant.
 void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
-                         bool gradient, float* losses, int threads);
+                         float gradient_scale, float* losses, int threads);
 
 // Ops::AddLosses; one after the other, as the order is part of the result. Reentrant.
 void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum);

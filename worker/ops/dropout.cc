@@ -107,11 +107,8 @@ HWY_INLINE void ApplyTyped(const T* x, const float* factors, int64_t size, T* y)
 }
 
 void ApplyFactors(const void* x, const float* factors, int64_t size, DType dtype, void* y) {
-  if (dtype == DType::kBF16) {
-    ApplyTyped(As<Bf16>(x), factors, size, As<Bf16>(y));
-  } else {
-    ApplyTyped(As<float>(x), factors, size, As<float>(y));
-  }
+  WithFloat(dtype,
+            [&]<class T>(T) ZEROSHARD_KERNEL { ApplyTyped(As<T>(x), factors, size, As<T>(y)); });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

@@ -23,11 +23,8 @@ HWY_INLINE void AddTyped(const T* a, const T* b, int64_t size, T* y) {
 }
 
 void AddRange(const void* a, const void* b, int64_t size, DType dtype, void* y) {
-  if (dtype == DType::kBF16) {
-    AddTyped(As<Bf16>(a), As<Bf16>(b), size, As<Bf16>(y));
-  } else {
-    AddTyped(As<float>(a), As<float>(b), size, As<float>(y));
-  }
+  WithFloat(dtype,
+            [&]<class T>(T) ZEROSHARD_KERNEL { AddTyped(As<T>(a), As<T>(b), size, As<T>(y)); });
 }
 
 template <class T>
@@ -38,11 +35,7 @@ HWY_INLINE void AccumulateTyped(const T* x, int64_t size, float* acc) {
 }
 
 void AccumulateRange(const void* x, int64_t size, DType dtype, float* acc) {
-  if (dtype == DType::kBF16) {
-    AccumulateTyped(As<Bf16>(x), size, acc);
-  } else {
-    AccumulateTyped(As<float>(x), size, acc);
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL { AccumulateTyped(As<T>(x), size, acc); });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

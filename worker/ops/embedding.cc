@@ -35,11 +35,9 @@ HWY_INLINE void LookupTyped(const int32_t* tokens, const T* tok, const T* pos, i
 // Rows [begin, end) of tok[tokens] + pos.
 void LookupRows(const int32_t* tokens, const void* tok, const void* pos, int64_t begin, int64_t end,
                 int64_t seq, int64_t cols, DType dtype, void* y) {
-  if (dtype == DType::kBF16) {
-    LookupTyped(tokens, As<Bf16>(tok), As<Bf16>(pos), begin, end, seq, cols, As<Bf16>(y));
-  } else {
-    LookupTyped(tokens, As<float>(tok), As<float>(pos), begin, end, seq, cols, As<float>(y));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    LookupTyped(tokens, As<T>(tok), As<T>(pos), begin, end, seq, cols, As<T>(y));
+  });
 }
 
 template <class T>
@@ -55,11 +53,9 @@ HWY_INLINE void SumOccurrencesTyped(const T* dy, const int64_t* places, int64_t 
 // out = the sum of dy's rows at places[0..count), in that order.
 void SumOccurrences(const void* dy, const int64_t* places, int64_t count, int64_t cols, DType dtype,
                     void* out) {
-  if (dtype == DType::kBF16) {
-    SumOccurrencesTyped(As<Bf16>(dy), places, count, cols, As<Bf16>(out));
-  } else {
-    SumOccurrencesTyped(As<float>(dy), places, count, cols, As<float>(out));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    SumOccurrencesTyped(As<T>(dy), places, count, cols, As<T>(out));
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

@@ -16,8 +16,6 @@ constexpr int64_t kBlockM = 128;
 constexpr int64_t kBlockN = 256;
 constexpr int64_t kPanelK = 1024;
 
-bool IsFloat(DType type) { return type == DType::kF32 || type == DType::kBF16; }
-
 ProductKey WholeKey(const MatmulArgs& args, int threads) {
   ProductKey key{.m = args.m,
                  .n = args.n,
@@ -99,7 +97,7 @@ absl::Status CheckMatmul(const MatmulArgs& args) {
     return refuse("no size may pass ", kMost);
   }
   if (!IsFloat(args.ab_type)) {
-    return refuse("operands are ", NameOf(args.ab_type), ", wanted fp32 or bf16");
+    return refuse("operands are ", NameOf(args.ab_type), ", wanted fp32, bf16 or fp16");
   }
   if (args.c_type != DType::kF32 && args.c_type != args.ab_type) {
     return refuse("the result is ", NameOf(args.c_type), ", wanted fp32 or the operands' ",
@@ -116,6 +114,7 @@ absl::Status CheckMatmul(const MatmulArgs& args) {
 MatmulPath ChoosePath(const MatmulArgs& args, int threads, ProductContext* context) {
   if (args.k == 0 || !HasBrgemm()) return MatmulPath::kBlocks;
   if (args.ab_type == DType::kBF16 && !HasNativeBf16()) return MatmulPath::kBlocks;
+  if (args.ab_type == DType::kF16) return MatmulPath::kBlocks;
   const bool fast =
       absl::StartsWith(context->Find(WholeKey(args, threads))->implementation(), "brg:");
   return fast ? MatmulPath::kWhole : MatmulPath::kBlocks;

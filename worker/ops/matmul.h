@@ -4,7 +4,8 @@
 // product on all threads; its bits do not depend on their number (tested). Elsewhere C is cut into
 // blocks of 128 x 256, each computed by one thread with single-threaded calls over panels of 1,024
 // of k, whose fp32 sum is rounded once: fixed blocks, so again the same bits for any number of
-// threads. bf16 operands without native products are widened to fp32 panel by panel.
+// threads. fp16 operands, and bf16 ones without native products, are widened to fp32 panel by
+// panel.
 #pragma once
 
 #include <cstdint>

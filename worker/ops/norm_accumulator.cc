@@ -41,6 +41,11 @@ HWY_INLINE V64 LoadWide(const Bf16* p) {
   const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(d16, p)));
   return hn::PromoteTo(D64(), hn::BitCast(d32, bits));
 }
+HWY_INLINE V64 LoadWide(const Fp16* p) {
+  alignas(64) float wide[kLanes64];
+  for (int64_t i = 0; i < kLanes64; ++i) wide[i] = FloatOf(p[i]);
+  return LoadWide(wide);
+}
 
 // Element i goes to lane i % 8; the lanes are folded by halves. Squares of fp32 numbers are exact
 // in fp64, so a fused and an unfused multiply-add agree.
@@ -77,8 +82,10 @@ HWY_INLINE int64_t BlockSumsTyped(const T* x, int64_t size, double* sums) {
 
 // The sums of squares of x's 64-element blocks (the last one padded with zeros); their number.
 int64_t BlockSums(const void* x, int64_t size, DType dtype, double* sums) {
-  return dtype == DType::kBF16 ? BlockSumsTyped(As<Bf16>(x), size, sums)
-                               : BlockSumsTyped(As<float>(x), size, sums);
+  int64_t blocks = 0;
+  WithFloat(dtype,
+            [&]<class T>(T) ZEROSHARD_KERNEL { blocks = BlockSumsTyped(As<T>(x), size, sums); });
+  return blocks;
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

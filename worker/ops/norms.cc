@@ -133,56 +133,42 @@ HWY_INLINE void RmsNormWeightGrad(const T* dy, const T* x, const float* rstd, in
 
 void LayerNormRows(const void* x, const void* weight, const void* bias, int64_t rows, int64_t cols,
                    float eps, DType dtype, void* y, float* mean, float* rstd) {
-  if (dtype == DType::kBF16) {
-    LayerNormTyped(As<Bf16>(x), As<Bf16>(weight), As<Bf16>(bias), rows, cols, eps, As<Bf16>(y),
-                   mean, rstd);
-  } else {
-    LayerNormTyped(As<float>(x), As<float>(weight), As<float>(bias), rows, cols, eps, As<float>(y),
-                   mean, rstd);
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    LayerNormTyped(As<T>(x), As<T>(weight), As<T>(bias), rows, cols, eps, As<T>(y), mean, rstd);
+  });
 }
 
 void RmsNormRows(const void* x, const void* weight, int64_t rows, int64_t cols, float eps,
                  DType dtype, void* y, float* rstd) {
-  if (dtype == DType::kBF16) {
-    RmsNormTyped(As<Bf16>(x), As<Bf16>(weight), rows, cols, eps, As<Bf16>(y), rstd);
-  } else {
-    RmsNormTyped(As<float>(x), As<float>(weight), rows, cols, eps, As<float>(y), rstd);
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    RmsNormTyped(As<T>(x), As<T>(weight), rows, cols, eps, As<T>(y), rstd);
+  });
 }
 
 void NormInputGradRows(const void* dy, const void* x, const void* weight, const float* mean,
                        const float* rstd, int64_t rows, int64_t cols, DType dtype, bool accumulate,
                        void* dx) {
-  if (dtype == DType::kBF16) {
-    NormInputGrad(As<Bf16>(dy), As<Bf16>(x), As<Bf16>(weight), mean, rstd, rows, cols, accumulate,
-                  As<Bf16>(dx));
-  } else {
-    NormInputGrad(As<float>(dy), As<float>(x), As<float>(weight), mean, rstd, rows, cols,
-                  accumulate, As<float>(dx));
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    NormInputGrad(As<T>(dy), As<T>(x), As<T>(weight), mean, rstd, rows, cols, accumulate,
+                  As<T>(dx));
+  });
 }
 
 void LayerNormWeightColumns(const void* dy, const void* x, const float* mean, const float* rstd,
                             int64_t rows, int64_t cols, DType dtype, int64_t begin, int64_t end,
                             float* weight_sums, float* bias_sums) {
-  if (dtype == DType::kBF16) {
-    LayerNormWeightGrad(As<Bf16>(dy), As<Bf16>(x), mean, rstd, rows, cols, begin, end, weight_sums,
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    LayerNormWeightGrad(As<T>(dy), As<T>(x), mean, rstd, rows, cols, begin, end, weight_sums,
                         bias_sums);
-  } else {
-    LayerNormWeightGrad(As<float>(dy), As<float>(x), mean, rstd, rows, cols, begin, end,
-                        weight_sums, bias_sums);
-  }
+  });
 }
 
 void RmsNormWeightColumns(const void* dy, const void* x, const float* rstd, int64_t rows,
                           int64_t cols, DType dtype, int64_t begin, int64_t end,
                           float* weight_sums) {
-  if (dtype == DType::kBF16) {
-    RmsNormWeightGrad(As<Bf16>(dy), As<Bf16>(x), rstd, rows, cols, begin, end, weight_sums);
-  } else {
-    RmsNormWeightGrad(As<float>(dy), As<float>(x), rstd, rows, cols, begin, end, weight_sums);
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    RmsNormWeightGrad(As<T>(dy), As<T>(x), rstd, rows, cols, begin, end, weight_sums);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

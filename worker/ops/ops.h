@@ -1,8 +1,9 @@
 // The kernels, behind one interface a backend implements. All matrices are row-major and dense
 // unless a leading dimension is named. Pointers are device memory. Unless said otherwise T-typed
-// tensors are of the job's compute type (`dtype`: fp32 or bf16), statistics and losses are fp32,
-// and sums are accumulated in fp32. Every result is the same for any thread count. One instance
-// serves one thread at a time (it owns that rank's scratch memory); instances are independent.
+// tensors are of the job's compute type (`dtype`: fp32, bf16 or fp16), statistics and losses are
+// fp32, and sums are accumulated in fp32. Every result is the same for any thread count. One
+// instance serves one thread at a time (it owns that rank's scratch memory); instances are
+// independent.
 //
 // Calls are work of the device's compute stream, in order: on a device that is not the host they
 // return before it is done, and an error of the device itself is that stream's (Stream::Record). A
@@ -172,13 +173,14 @@ class Ops {
                                 DType dtype, void* d_pos) = 0;
 
   // losses[i] = -log softmax(column i of logits)[targets[i]] (0 and a zero gradient where the
-  // target is -1); with `gradient`, logits become softmax - onehot, the gradient of the summed
-  // loss. logits [v, rows]: with the vocabulary outermost each run of vocabulary rows is a dense
-  // operand of the head matrix's gradient, and an odd vocabulary size never is a leading dimension.
+  // target is -1). Unless gradient_scale is 0, logits become (softmax - onehot) * gradient_scale,
+  // the gradient of that many times the summed loss, rounded once. logits [v, rows]: with the
+  // vocabulary outermost each run of vocabulary rows is a dense operand of the head matrix's
+  // gradient, and an odd vocabulary size never is a leading dimension.
   virtual void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                                   DType dtype, bool gradient, float* losses) = 0;
+                                   DType dtype, float gradient_scale, float* losses) = 0;
 
-  // out[i] = to(in[i]) (round to nearest even), for pairs of fp32 and bf16.
+  // out[i] = to(in[i]) (round to nearest even), for pairs of fp32, bf16 and fp16.
   virtual void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) = 0;
   // acc[i] (+)= x[i] in fp32; x of dtype.
   virtual void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate,

@@ -45,11 +45,9 @@ HWY_INLINE void RotateTyped(T* x, int64_t ld, int64_t begin, int64_t end, int64_
 
 void RotateRows(void* x, int64_t ld, int64_t begin, int64_t end, int64_t seq, int64_t heads,
                 int64_t half, const float* cosines, const float* sines, float sign, DType dtype) {
-  if (dtype == DType::kBF16) {
-    RotateTyped(As<Bf16>(x), ld, begin, end, seq, heads, half, cosines, sines, sign);
-  } else {
-    RotateTyped(As<float>(x), ld, begin, end, seq, heads, half, cosines, sines, sign);
-  }
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    RotateTyped(As<T>(x), ld, begin, end, seq, heads, half, cosines, sines, sign);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE

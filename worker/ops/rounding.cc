@@ -27,9 +27,11 @@ HWY_INLINE V Rounded<float>(V v) {
   return v;
 }
 
-void RoundRange(float* x, int64_t size) {
-  ForEach(size, [=](int64_t i, int64_t n)
-                    ZEROSHARD_KERNEL { StoreN(Rounded<Bf16>(LoadN(x + i, n)), x + i, n); });
+void RoundRange(float* x, int64_t size, DType wire) {
+  WithFloat(wire, [&]<class Wire>(Wire) ZEROSHARD_KERNEL {
+    ForEach(size, [=](int64_t i, int64_t n)
+                      ZEROSHARD_KERNEL { StoreN(Rounded<Wire>(LoadN(x + i, n)), x + i, n); });
+  });
 }
 
 template <class Wire, class S, class G>
@@ -42,30 +44,23 @@ HWY_INLINE void AddTyped(const S* sum, int64_t size, G* gradient) {
 
 template <class Wire, class S>
 HWY_INLINE void AddToGradient(const S* sum, int64_t size, void* gradient, DType gradient_type) {
-  if (gradient_type == DType::kBF16) {
-    AddTyped<Wire>(sum, size, As<Bf16>(gradient));
-  } else {
-    AddTyped<Wire>(sum, size, As<float>(gradient));
-  }
+  WithFloat(gradient_type,
+            [&]<class G>(G) ZEROSHARD_KERNEL { AddTyped<Wire>(sum, size, As<G>(gradient)); });
 }
 
 template <class Wire>
 HWY_INLINE void AddOfWire(const void* sum, DType sum_type, int64_t size, void* gradient,
                           DType gradient_type) {
-  if (sum_type == DType::kBF16) {
-    AddToGradient<Wire>(As<Bf16>(sum), size, gradient, gradient_type);
-  } else {
-    AddToGradient<Wire>(As<float>(sum), size, gradient, gradient_type);
-  }
+  WithFloat(sum_type, [&]<class S>(S) ZEROSHARD_KERNEL {
+    AddToGradient<Wire>(As<S>(sum), size, gradient, gradient_type);
+  });
 }
 
 void AddRoundedRange(const void* sum, DType sum_type, int64_t size, DType wire, void* gradient,
                      DType gradient_type) {
-  if (wire == DType::kBF16) {
-    AddOfWire<Bf16>(sum, sum_type, size, gradient, gradient_type);
-  } else {
-    AddOfWire<float>(sum, sum_type, size, gradient, gradient_type);
-  }
+  WithFloat(wire, [&]<class Wire>(Wire) ZEROSHARD_KERNEL {
+    AddOfWire<Wire>(sum, sum_type, size, gradient, gradient_type);
+  });
 }
 
 }  // namespace zeroshard::cpu::HWY_NAMESPACE
@@ -81,7 +76,7 @@ void RoundInPlace(float* x, int64_t n, DType wire, int threads) {
   AssertFloat(wire);
   if (wire == DType::kF32) return;
   ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(RoundRange)(x + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(RoundRange)(x + begin, end - begin, wire);
   });
 }
 

@@ -1,7 +1,7 @@
 // A table's gradient as rows, on the host: the methods of the same names in worker/ops/ops.h, whose
-// comments give shapes. dtype, wire and gradient_type are fp32 or bf16 (asserted). Up to `threads`
-// OpenMP threads, each with whole rows: the same bits for any number. Reentrant; two calls may not
-// share a table or RowSums.
+// comments give shapes. dtype, wire and gradient_type are fp32, bf16 or fp16 (asserted). Up to
+// `threads` OpenMP threads, each with whole rows: the same bits for any number. Reentrant; two
+// calls may not share a table or RowSums.
 #pragma once
 
 #include <cstdint>

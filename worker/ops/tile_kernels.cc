@@ -15,16 +15,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {
 
-// Calls f(T()) with the C++ type of a DType.
-template <class F>
-HWY_INLINE void WithType(DType type, F f) {
-  if (type == DType::kBF16) {
-    f(Bf16());
-  } else {
-    f(float());
-  }
-}
-
 void PackBlock(const void* from, int64_t ld, DType from_type, int64_t rows, int64_t cols, void* to,
                DType to_type) {
   if (from_type == to_type) {
@@ -35,18 +25,20 @@ void PackBlock(const void* from, int64_t ld, DType from_type, int64_t rows, int6
     }
     return;
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const Bf16* in = As<Bf16>(from) + r * ld;
-    float* out = As<float>(to) + r * cols;
-    ForEach(cols,
-            [&](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
-  }
+  WithFloat(from_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* in = As<T>(from) + r * ld;
+      float* out = As<float>(to) + r * cols;
+      ForEach(cols,
+              [&](int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(LoadN(in + i, n), out + i, n); });
+    }
+  });
 }
 
 void StoreBlock(const float* from, int64_t rows, int64_t cols, const void* bias, DType bias_type,
                 bool accumulate, void* to, int64_t ld, DType to_type) {
-  WithType(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
-    WithType(bias_type, [&]<class B>(B) ZEROSHARD_KERNEL {
+  WithFloat(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+    WithFloat(bias_type, [&]<class B>(B) ZEROSHARD_KERNEL {
       for (int64_t r = 0; r < rows; ++r) {
         const float* in = from + r * cols;
         T* out = As<T>(to) + r * ld;
@@ -63,7 +55,7 @@ void StoreBlock(const float* from, int64_t rows, int64_t cols, const void* bias,
 
 void RowDots(const void* a, int64_t ld_a, const void* b, int64_t ld_b, DType dtype, int64_t rows,
              int64_t cols, float* out) {
-  WithType(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
     for (int64_t r = 0; r < rows; ++r) {
       const T* x = As<T>(a) + r * ld_a;
       const T* y = As<T>(b) + r * ld_b;
@@ -130,7 +122,7 @@ HWY_INLINE V ExpOrNan(V x) { return hn::IfThenElse(hn::Eq(x, x), ExpOfNegative(x
 
 void SoftmaxStep(const ScoreTile& tile, const float* scores, float* max, float* sum, float* shrink,
                  void* weights, DType weight_type) {
-  WithType(weight_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+  WithFloat(weight_type, [&]<class T>(T) ZEROSHARD_KERNEL {
     const V scale = Set(tile.scale);
     for (int64_t r = 0; r < tile.rows; ++r) {
       const float* in = scores + r * tile.cols;
@@ -173,7 +165,7 @@ void ScaleRows(const float* factor, int64_t rows, int64_t cols, float* x) {
 
 void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t rows, int64_t cols,
                    void* to, int64_t ld, DType to_type, float* lse) {
-  WithType(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+  WithFloat(to_type, [&]<class T>(T) ZEROSHARD_KERNEL {
     for (int64_t r = 0; r < rows; ++r) {
       const float* in = x + r * cols;
       T* out = As<T>(to) + r * ld;
@@ -188,7 +180,7 @@ void FinishSoftmax(const float* x, const float* max, const float* sum, int64_t r
 void SoftmaxGradient(const ScoreTile& tile, const float* scores, const float* d_weights,
                      const float* lse, const float* delta, void* weights, void* d_scores,
                      DType out_type) {
-  WithType(out_type, [&]<class T>(T) ZEROSHARD_KERNEL {
+  WithFloat(out_type, [&]<class T>(T) ZEROSHARD_KERNEL {
     const V scale = Set(tile.scale);
     for (int64_t r = 0; r < tile.rows; ++r) {
       const float* s = scores + r * tile.cols;

@@ -9,12 +9,13 @@
 
 namespace zeroshard::cpu {
 
-// to[rows, cols] (dense, of to_type) = from. fp32 and bf16; one type, or bf16 widened to fp32.
+// to[rows, cols] (dense, of to_type) = from. Floating-point; one type, or widened to
+// fp32.
 void PackBlock(const void* from, int64_t ld, DType from_type, int64_t rows, int64_t cols, void* to,
                DType to_type);
 
 // to[rows, cols] = from (+ bias) (+ to), rounded once. from is dense fp32; bias [cols] of
-// bias_type, or null; to_type is fp32 or bf16.
+// bias_type, or null.
 void StoreBlock(const float* from, int64_t rows, int64_t cols, const void* bias, DType bias_type,
                 bool accumulate, void* to, int64_t ld, DType to_type);
 

@@ -3,7 +3,8 @@
 // give shapes and formulas) and the number of OpenMP threads, at least 1.
 //
 // What holds for all of them:
-// * dtype is fp32 or bf16; nothing else is accepted (asserted). Arithmetic is fp32; a result is
+// * dtype is fp32, bf16 or fp16; nothing else is accepted (asserted). Arithmetic is fp32; a result
+// is
 //   rounded once, to nearest even, and a NaN stays a NaN.
 // * The same bits for any thread count, alignment and instruction set (fused multiply-adds are real
 //   ones or emulated), and whether an element falls into a whole vector or a tail.

@@ -197,9 +197,9 @@ bool Checkpointer::Busy() const {
          (phase_ == SaveState::kCompleting && !completed_.Done());
 }
 
-void Checkpointer::Start(uint64_t step, uint64_t next_sample, absl::Duration waited) {
+void Checkpointer::Start(uint64_t step, const NextStep& next, absl::Duration waited) {
   step_ = step;
-  next_sample_ = next_sample;
+  next_ = next;
   waited_ = waited;
   started_ = absl::Now();
   const absl::Status frozen = Copy(false);
@@ -315,7 +315,8 @@ absl::Status Checkpointer::Complete(const std::vector<Report>& reports) {
   contents.job = options_.job;
   contents.run_id = options_.run_id;
   contents.step = step_;
-  contents.next_sample = next_sample_;
+  contents.next_sample = next_.sample;
+  contents.loss_scale = next_.loss_scale;
   contents.samples = options_.samples;
   contents.unix_ms = absl::ToUnixMillis(started_);
   contents.trained = std::any_of(ranges_.begin(), ranges_.end(),

@@ -55,6 +55,12 @@ struct CheckpointerOptions {
   FileSystem* files = nullptr;
 };
 
+// What the step after a saved one begins with, beside the state.
+struct NextStep {
+  uint64_t sample = 0;       // position in the run's order of its first sample
+  v1::LossScale loss_scale;  // of fp16 jobs
+};
+
 class Checkpointer {
  public:
   // Collective: rank 0 reads the assets and takes the folder, all set memory aside for one copy of
@@ -71,10 +77,9 @@ class Checkpointer {
   // Grows with what this rank's thread gets done.
   uint64_t progress() const { return progress_; }
 
-  // Begins to copy the state after `step`; every rank must be idle. `next_sample`: the run's
-  // position of the next step's first sample. `waited`: how long training waited for the save
-  // before.
-  void Start(uint64_t step, uint64_t next_sample, absl::Duration waited);
+  // Begins to copy the state after `step`; every rank must be idle. `waited`: how long training
+  // waited for the save before.
+  void Start(uint64_t step, const NextStep& next, absl::Duration waited);
   // Before the state changes: waits for the copy, which waits for nothing but memory.
   void WaitForCopy();
 
@@ -117,7 +122,7 @@ class Checkpointer {
 
   // Of the save on its way. The thread writes what is below `written_` before the event is done.
   uint64_t step_ = 0;
-  uint64_t next_sample_ = 0;
+  NextStep next_;
   absl::Time started_;
   absl::Duration waited_, pause_;
   SaveState phase_ = SaveState::kIdle;  // where nothing is known of the thread

@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "common/log.h"
 #include "common/saving/completion.h"
+#include "common/spec/loss_scale.h"
 #include "common/status_macros.h"
 #include "worker/train/agreement.h"
 
@@ -40,6 +41,7 @@ absl::Status CompareSamples(const TrainerOptions& options, const CheckpointReade
 absl::StatusOr<InitialState> InitialState::Open(const TrainerOptions& options,
                                                 const ModelTable& model) {
   InitialState state;
+  state.loss_scale_ = InitialLossScale(options.spec);
   if (options.store != nullptr) {
     ZS_RETURN_IF_ERROR(state.ContinueOffloaded(options));
     return state;
@@ -74,6 +76,7 @@ absl::Status InitialState::ContinueOffloaded(const TrainerOptions& options) {
                         options.next_sample, kMostSamples));
   }
   position_ = static_cast<int64_t>(options.next_sample);
+  loss_scale_ = ContinuedLossScale(options.spec, options.loss_scale);
   if (options.resume_from.empty() || options.weights_only) return absl::OkStatus();
   absl::Status same;
   if (options.comm->rank() == 0) {
@@ -115,6 +118,7 @@ absl::Status InitialState::ContinueData(const TrainerOptions& options) {
   }
   ZS_RETURN_IF_ERROR(CompareSamples(options, *reader_));
   position_ = static_cast<int64_t>(manifest.next_sample);
+  loss_scale_ = ContinuedLossScale(options.spec, manifest.loss_scale);
   return absl::OkStatus();
 }
 

@@ -31,6 +31,8 @@ class InitialState {
   const std::string& resumed_from() const { return resumed_from_; }
   // The step of it; 0.
   uint64_t step() const { return step_; }
+  // Of the first step.
+  const v1::LossScale& loss_scale() const { return loss_scale_; }
 
   // Makes the engine: `make` is called once, with where its weights come from (null: fresh ones)
   // and what stops it, on another thread than this where they come from files.
@@ -58,6 +60,7 @@ class InitialState {
   std::string resumed_from_;
   uint64_t step_ = 0;
   int64_t position_ = 0;
+  v1::LossScale loss_scale_;
 };
 
 // As common/saving/completion.h has them, of the run that `options` are of.

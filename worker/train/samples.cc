@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/zero_policy.h"
 #include "common/status_macros.h"
 #include "worker/generate/generator.h"
 #include "worker/generate/text_stream.h"
@@ -43,7 +44,7 @@ class EngineLender : public ParameterLender {
 SampleWriter::SampleWriter(const v1::JobSpec& spec, const Tokenizer* tokenizer, const Model* model,
                            ZeroEngine* engine, Device* device, Ops* ops)
     : spec_(spec.sample()),
-      dtype_(spec.bf16().enabled() ? DType::kBF16 : DType::kF32),
+      dtype_(ComputeType(spec)),
       seed_(spec.seed()),
       tokenizer_(tokenizer),
       model_(model),

@@ -92,7 +92,7 @@ absl::StatusOr<bool> SaveLoop::ExchangeAndWait(uint64_t step, TrainObserver* obs
   return Wait(step, observer, stop);
 }
 
-absl::StatusOr<bool> SaveLoop::Save(uint64_t step, uint64_t next_sample, TrainObserver* observer,
+absl::StatusOr<bool> SaveLoop::Save(uint64_t step, const NextStep& next, TrainObserver* observer,
                                     const std::atomic<bool>& stop) {
   const absl::Time start = absl::Now();
   absl::Duration waited;
@@ -105,7 +105,7 @@ absl::StatusOr<bool> SaveLoop::Save(uint64_t step, uint64_t next_sample, TrainOb
     }
   }
   observer->OnProgress(step, StepPhase::kBarrier, "saving");
-  checkpointer_->Start(step, next_sample, waited);
+  checkpointer_->Start(step, next, waited);
   saved_step_ = step;
   return true;
 }
@@ -129,11 +129,11 @@ std::string SaveLoop::NothingWritten() const {
                       " (timeouts.collective_seconds)");
 }
 
-absl::Status SaveLoop::Finish(uint64_t step, uint64_t next_sample, TrainObserver* observer,
+absl::Status SaveLoop::Finish(uint64_t step, const NextStep& next, TrainObserver* observer,
                               const std::atomic<bool>& stop) {
   bool begun = true;
   if (saved_step_ != step) {
-    ZS_ASSIGN_OR_RETURN(begun, Save(step, next_sample, observer, stop));
+    ZS_ASSIGN_OR_RETURN(begun, Save(step, next, observer, stop));
   }
   if (begun && checkpointer_->step() != step) return absl::OkStatus();  // was there already
   absl::Status outcome = absl::DeadlineExceededError(NothingWritten());

@@ -36,11 +36,11 @@ class SaveLoop {
   bool Saved(uint64_t step) const { return saved_step_ == step; }
   // Begins to save the state after `step`, once the save before is through. False: it was left out
   // and reported, because that one got stuck. CANCELLED: `stop`; else a collective's error.
-  absl::StatusOr<bool> Save(uint64_t step, uint64_t next_sample, TrainObserver* observer,
+  absl::StatusOr<bool> Save(uint64_t step, const NextStep& next, TrainObserver* observer,
                             const std::atomic<bool>& stop);
   // Waits until the checkpoint of `step` is complete, and begins it where it was not; its error on
   // all ranks.
-  absl::Status Finish(uint64_t step, uint64_t next_sample, TrainObserver* observer,
+  absl::Status Finish(uint64_t step, const NextStep& next, TrainObserver* observer,
                       const std::atomic<bool>& stop);
   // Ends what save is on its way, where training ended in `step` with an error that all ranks have.
   // Begins none; what cannot be ended is logged.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
@@ -68,6 +69,7 @@ absl::Status StepExchange::CheckFinite(uint64_t step, int64_t first_sample,
 }
 
 absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_sample,
+                                                  const StepScaling& scaling,
                                                   const RankVerdict& verdict,
                                                   const std::vector<RoundStats>& rounds,
                                                   const std::vector<std::string>& unit_names) {
@@ -80,9 +82,11 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   ZS_RETURN_IF_ERROR(comm_->AllGatherHost(entries_.data(), StatsBytes(rounds_), info));
   for (int rank = 0; rank < comm_->size(); ++rank)
     flags_[static_cast<size_t>(rank)] = Verdict(rank).flags;
-  ZS_RETURN_IF_ERROR(CheckFinite(step, first_sample, unit_names));
-
   StepTotals totals;
+  if (const absl::Status finite = CheckFinite(step, first_sample, unit_names); !finite.ok()) {
+    if (!scaling.skips_overflow) return finite;
+    totals.overflow = true;
+  }
   double loss = 0;
   NormAccumulator norm;
   for (int64_t j = 0; j < micro_batches_; ++j) {
@@ -94,7 +98,10 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   totals.hold = flags_[0].hold != 0;
   if (totals.tokens == 0) return totals;
   totals.loss = loss / static_cast<double>(totals.tokens);
-  totals.grad_norm = std::sqrt(norm.Value()) / static_cast<double>(totals.tokens);
+  totals.grad_norm = std::sqrt(norm.Value()) /
+                     (static_cast<double>(scaling.gradient) * static_cast<double>(totals.tokens));
+  // One NaN for all: which bits a sum gives depends on the order in which the compiler adds.
+  if (!std::isfinite(totals.loss)) totals.loss = std::numeric_limits<double>::quiet_NaN();
   return totals;
 }
 

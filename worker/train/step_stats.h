@@ -44,7 +44,15 @@ struct StepTotals {
   double loss = 0;       // mean over tokens; 0 of none
   double grad_norm = 0;  // of the mean loss
   int64_t tokens = 0;    // that carry a loss
+  // Something is not finite, and the step is to be skipped; loss and norm may not be finite either.
+  bool overflow = false;
   bool hold = false;
+};
+
+// How the gradients of a step were scaled (common/spec/loss_scale.h).
+struct StepScaling {
+  float gradient = 1;           // MicroBatch::gradient_scale
+  bool skips_overflow = false;  // a value that is not finite is no error
 };
 
 class StepExchange {
@@ -52,12 +60,12 @@ class StepExchange {
   // G micro-batches of `micro_batch` samples a step, over the ranks of `comm`.
   StepExchange(int64_t micro_batches, int64_t micro_batch, Communicator* comm);
 
-  // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value;
-  // otherwise the collective's errors. `rounds`: this rank's, in order (fewer in a ragged last
-  // round). Also with an error flags() are this exchange's, unless it is the collective's.
-  // `first_sample`: of the step, in the run's order.
+  // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value, unless
+  // `scaling` skips it; otherwise the collective's errors. `rounds`: this rank's, in order (fewer
+  // in a ragged last round). Also with an error flags() are this exchange's, unless it is the
+  // collective's. `first_sample`: of the step, in the run's order.
   absl::StatusOr<StepTotals> Exchange(uint64_t step, int64_t first_sample,
-                                      const RankVerdict& verdict,
+                                      const StepScaling& scaling, const RankVerdict& verdict,
                                       const std::vector<RoundStats>& rounds,
                                       const std::vector<std::string>& unit_names);
   // Collective: the flags alone.

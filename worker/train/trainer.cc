@@ -14,6 +14,7 @@
 #include "common/hf/config.h"
 #include "common/plan/planner.h"
 #include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "common/spec/schedule.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
@@ -97,6 +98,7 @@ class TrainerImpl : public Trainer {
     for (const UnitTable& unit : model_.table.units) unit_names_.push_back(unit.name);
     ZS_ASSIGN_OR_RETURN(const InitialState initial, InitialState::Open(options_, model_.table));
     position_ = initial.position();
+    loss_scale_ = initial.loss_scale();
     ZS_RETURN_IF_ERROR(Fill(initial));
     ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
                                                      options_.device, options_.ops));
@@ -255,6 +257,10 @@ class TrainerImpl : public Trainer {
 
   // The run's position of the first sample after `step`.
   uint64_t NextSample(uint64_t step) const { return static_cast<uint64_t>(Position(step + 1, 0)); }
+  // Of the step after the latest.
+  NextStep Next(uint64_t step) const {
+    return {.sample = NextSample(step), .loss_scale = loss_scale_};
+  }
 
   // Whether something is done after this step that is done every so many and after the last.
   bool IsDue(uint64_t interval, uint64_t step) const {
@@ -281,6 +287,8 @@ class TrainerImpl : public Trainer {
     };
     std::vector<RoundStats> rounds;
     RankVerdict verdict;
+    const StepScaling scaling{.gradient = GradientScale(options_.spec, loss_scale_),
+                              .skips_overflow = !OverflowFails(options_.spec, loss_scale_)};
     engine_->BeginStep(step);
     for (int64_t round = 0; round < policy_.rounds; ++round) {
       if (stop) return Stopped();
@@ -298,6 +306,7 @@ class TrainerImpl : public Trainer {
       batch.mb.seed = options_.spec.seed();
       batch.mb.step = step;
       batch.mb.dropout = true;
+      batch.mb.gradient_scale = scaling.gradient;
       ZS_RETURN_IF_ERROR(runner_->ForwardBackward(batch.mb, round, progress));
       if (!active) continue;
       rounds.push_back({.tokens = batch.tokens});
@@ -311,7 +320,24 @@ class TrainerImpl : public Trainer {
       if (unit_names_[u] == nonfinite_unit) verdict.nonfinite_unit = static_cast<uint32_t>(u) + 1;
     }
     verdict.flags = OwnFlags(observer);
-    return exchange_->Exchange(step, Position(step, 0), verdict, rounds, unit_names_);
+    auto totals =
+        exchange_->Exchange(step, Position(step, 0), scaling, verdict, rounds, unit_names_);
+    if (IsNonFinite(totals.status()) && UsesLossScale(options_.spec))
+      return AtLeastScale(totals.status());
+    return totals;
+  }
+
+  // Why an overflow is an error here.
+  absl::Status AtLeastScale(const absl::Status& overflow) const {
+    const bool fixed = options_.spec.fp16().loss_scale() != 0;
+    absl::Status status(
+        overflow.code(),
+        absl::StrFormat("%s. The loss scale was %g, %s", overflow.message(), loss_scale_.scale(),
+                        fixed ? "fp16.loss_scale: without it the scale follows the gradients"
+                              : "which fp16.min_loss_scale lets fall no further"));
+    overflow.ForEachPayload(
+        [&](absl::string_view url, const absl::Cord& payload) { status.SetPayload(url, payload); });
+    return status;
   }
 
   // The losses of this rank's micro-batches, and the first that is not finite.
@@ -336,6 +362,8 @@ class TrainerImpl : public Trainer {
     record.set_grad_norm(totals.grad_norm);
     record.set_learning_rate(LearningRate(options_.spec, step));
     record.set_tokens(static_cast<uint64_t>(totals.tokens));
+    if (UsesLossScale(options_.spec)) record.set_loss_scale(used_scale_);
+    record.set_skipped(totals.overflow);
     record.set_seconds(static_cast<double>(NanosecondsSince(start)) * 1e-9);
     return record;
   }
@@ -352,6 +380,10 @@ class TrainerImpl : public Trainer {
       ZS_RETURN_IF_ERROR(saves_->Advance(observer));
       saves_->WaitForCopy(step, observer);
     }
+    const v1::StepDecision decision =
+        MakeDecision(options_.spec, step, totals.grad_norm, static_cast<uint64_t>(totals.tokens),
+                     loss_scale_, totals.overflow);
+    used_scale_ = std::exchange(loss_scale_, decision.loss_scale()).scale();
     if (options_.store != nullptr) {
       enter(StepPhase::kOffload, "commit");
       // Every rank was in the exchange, so everything is staged. The others need no word of the
@@ -360,14 +392,12 @@ class TrainerImpl : public Trainer {
       CrashPoint("worker.before_commit", step, rank);
       if (IsRankZero()) {
         ZS_RETURN_IF_ERROR(observer->BeforeCommit());
-        ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start)));
+        ZS_RETURN_IF_ERROR(Commit(MakeRecord(step, totals, start), decision));
       }
       CrashPoint("worker.before_pull", step, rank);
       ZS_RETURN_IF_ERROR(engine_->PullUpdated());
     } else {
       enter(StepPhase::kOptimizer, "");
-      const v1::StepDecision decision =
-          MakeDecision(options_.spec, step, totals.grad_norm, static_cast<uint64_t>(totals.tokens));
       if (!decision.skip())
         ZS_RETURN_IF_ERROR(engine_->Update(MakeAdamWArgs(options_.spec, decision)));
     }
@@ -375,16 +405,29 @@ class TrainerImpl : public Trainer {
     return absl::OkStatus();
   }
 
-  absl::Status Commit(const v1::StepRecord& record) {
+  // `expected`: what every rank computed, without the words of the coordinator.
+  absl::Status Commit(const v1::StepRecord& record, const v1::StepDecision& expected) {
     ZS_ASSIGN_OR_RETURN(
         const v1::StepDecision decision,
         options_.store->Commit(record, NextSample(record.step()),
                                static_cast<uint64_t>(options_.data->sample_count())));
     const uint64_t epoch = options_.store->base().epoch();
-    if (decision.step() == record.step() && decision.epoch() == epoch) return absl::OkStatus();
+    if (decision.step() != record.step() || decision.epoch() != epoch) {
+      return absl::InternalError(absl::StrFormat(
+          "asked to commit step %d of epoch %d, the coordinator answered with step %d of epoch %d",
+          record.step(), epoch, decision.step(), decision.epoch()));
+    }
+    if (!UsesLossScale(options_.spec) ||
+        (decision.skip() == expected.skip() &&
+         decision.loss_scale().scale() == expected.loss_scale().scale())) {
+      return absl::OkStatus();
+    }
+    // The other ranks go on with what they computed.
     return absl::InternalError(absl::StrFormat(
-        "asked to commit step %d of epoch %d, the coordinator answered with step %d of epoch %d",
-        record.step(), epoch, decision.step(), decision.epoch()));
+        "step %d of epoch %d: the coordinator %s it and goes on with a loss scale of %g; the ranks "
+        "%s it and go on with %g. Coordinator and workers must be of one version",
+        record.step(), epoch, decision.skip() ? "skips" : "applies", decision.loss_scale().scale(),
+        expected.skip() ? "skip" : "apply", expected.loss_scale().scale()));
   }
 
   absl::StatusOr<double> Evaluate(uint64_t step, TrainObserver* observer,
@@ -445,11 +488,11 @@ class TrainerImpl : public Trainer {
     }
     const bool due = IsDue(options_.spec.checkpoint().interval_steps(), step);
     if (saves_->Saved(step) || (!due && request == SaveRequest::kNone)) return absl::OkStatus();
-    return saves_->Save(step, NextSample(step), observer, stop).status();
+    return saves_->Save(step, Next(step), observer, stop).status();
   }
 
   absl::Status FinishSave(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop) {
-    return saves_->Finish(step, NextSample(step), observer, stop);
+    return saves_->Finish(step, Next(step), observer, stop);
   }
 
   // A save and stop was asked for.
@@ -485,8 +528,10 @@ class TrainerImpl : public Trainer {
   Model model_;
   ZeroPolicy policy_;
   SampleOrder order_;
-  int64_t position_ = 0;  // of the first sample of first_step
-  uint64_t step_ = 0;     // the one being trained
+  int64_t position_ = 0;      // of the first sample of first_step
+  v1::LossScale loss_scale_;  // of the step being trained, from its update on of the next
+  double used_scale_ = 0;     // of the step last updated
+  uint64_t step_ = 0;         // the one being trained
   std::vector<std::string> unit_names_;
   std::unique_ptr<ZeroEngine> engine_;
   std::unique_ptr<ModelRunner> runner_;

@@ -79,9 +79,11 @@ struct TrainerOptions {
   bool weights_only = false;
   // Of an offloaded job, where the state is (it outlives the trainer); else null. The weights come
   // from there, and not from the two above; first_step is the one after the version it begins with,
-  // and next_sample the position of that step's first sample in the run's order.
+  // and next_sample the position of that step's first sample in the run's order, loss_scale (of an
+  // fp16 job) what that step is scaled by.
   StateStore* store = nullptr;
   uint64_t next_sample = 0;
+  v1::LossScale loss_scale;
   // Of an offloaded job that evaluates: the loss after first_step - 1 is measured and reported
   // before anything else, also where no step is left.
   bool evaluate = false;
@@ -108,11 +110,11 @@ class Trainer {
   // seen between micro-batches; nothing is saved), when a save and stop was asked for and the
   // checkpoint is complete (CANCELLED, "saved step 57"; the save's error otherwise), or at the
   // first error: a collective's, or INTERNAL naming step, rank and sample for a non-finite loss or
-  // gradient (IsNonFinite). After the last step a checkpoint is written where the specification has
-  // a checkpoint section. Offloaded jobs commit each step through the store before anything uses
-  // it, and write no checkpoints here: coordinator and stores do. After an error whoever owns
-  // communicator and store aborts both before the trainer goes. That the last step is committed is
-  // what rank 0's OK says.
+  // gradient (IsNonFinite) that the loss scale of an fp16 job does not answer for. After the last
+  // step a checkpoint is written where the specification has a checkpoint section. Offloaded jobs
+  // commit each step through the store before anything uses it, and write no checkpoints here:
+  // coordinator and stores do. After an error whoever owns communicator and store aborts both
+  // before the trainer goes. That the last step is committed is what rank 0's OK says.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 
   // After Run was OK, on every rank together: the digest of the final fp32 parameters. Empty for an

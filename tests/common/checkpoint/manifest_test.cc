@@ -64,6 +64,33 @@ std::string ErrorOf(const std::string& text) {
   return std::string(manifest.status().message());
 }
 
+TEST(Manifest, HasTheLossScaleWhereThereIsOne) {
+  EXPECT_EQ(FormatManifest(Full()).find("loss_scale"), std::string::npos);
+  Manifest wanted = Full();
+  wanted.loss_scale.set_scale(0.1);
+  wanted.loss_scale.set_good_steps(999);
+  wanted.loss_scale.set_hysteresis(2);
+  wanted.loss_scale.set_skipped_steps(7);
+  const std::string text = FormatManifest(wanted);
+  const auto seen = ParseManifest(text, "m");
+  ASSERT_TRUE(seen.ok()) << seen.status();
+  EXPECT_EQ(seen->loss_scale.SerializeAsString(), wanted.loss_scale.SerializeAsString());
+  EXPECT_EQ(FormatManifest(*seen), text);
+
+  const auto error = [&](const std::string& from, const std::string& to) {
+    EXPECT_NE(text.find(from), std::string::npos) << from << " is not in\n" << text;
+    return ErrorOf(Resealed(absl::StrReplaceAll(text, {{from, to}})));
+  };
+  EXPECT_THAT(error("\"scale\": 0.1", "\"scale\": 0"),
+              HasSubstr("scale is \"0\"; wanted a number"));
+  EXPECT_THAT(error("\"scale\": 0.1", "\"scale\": -2.5"), HasSubstr("wanted a number above 0"));
+  EXPECT_THAT(error("\"hysteresis\": 2", "\"hysteresis\": 4294967296"), HasSubstr("hysteresis is"));
+  EXPECT_THAT(error("\"skipped_steps\": 7", "\"skipped_steps\": 101"),
+              HasSubstr("101 skipped steps; wanted at most its step, 100"));
+  EXPECT_THAT(error("\"good_steps\": 999,", ""), HasSubstr("good_steps is not there"));
+  EXPECT_THAT(error("\"good_steps\"", "\"steps\": 1, \"good_steps\""), HasSubstr("unknown"));
+}
+
 TEST(Manifest, ComesBackAsItWas) {
   const Manifest wanted = Full();
   const auto seen = ParseManifest(FormatManifest(wanted), "m");

@@ -133,9 +133,9 @@ TEST_F(HfExportTest, ExportThenImportIsBitExact) {
   qwen.set_qkv_bias(true);
   qwen.set_tie_embeddings(true);
   for (const v1::ModelSpec& model : {Model("gpt2"), untied_gpt2, Model("llama"), biased, qwen}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(absl::StrCat(NameOf(dtype), " ", model.ShortDebugString()));
-      const Values values(Table(model), dtype == DType::kBF16);
+      const Values values(Table(model), dtype != DType::kF32);
       HfExportOptions options;
       options.dtype = dtype;
       Export(model, values, options);

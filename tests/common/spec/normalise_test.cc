@@ -209,10 +209,39 @@ TEST(NormaliseJobSpec, DeepSpeedSchedulersHaveDeepSpeedsDefaults) {
   EXPECT_EQ(cosine.cos_min_ratio(), 1e-4);
 }
 
-TEST(NormaliseJobSpec, Fp16IsRefusedWithAWayOut) {
-  EXPECT_THAT(Refusal({"fp16.enabled=true"}), HasSubstr("bf16: {enabled: true}"));
+TEST(NormaliseJobSpec, Fp16HasDeepSpeedsDefaults) {
+  const v1::Fp16Spec fp16 = Normalised({"fp16.enabled=true"}).fp16();
+  EXPECT_EQ(fp16.loss_scale(), 0);
+  EXPECT_EQ(fp16.initial_scale_power(), 16u);
+  EXPECT_EQ(fp16.loss_scale_window(), 1000u);
+  EXPECT_EQ(fp16.hysteresis(), 2u);
+  EXPECT_FALSE(fp16.consecutive_hysteresis());
+  EXPECT_EQ(fp16.min_loss_scale(), 1);
+}
+
+TEST(NormaliseJobSpec, Fp16TakesWhatIsWrittenAndRefusesWhatCannotBeMeant) {
+  const v1::Fp16Spec fp16 =
+      Normalised({"fp16={enabled: true, loss_scale: 0, initial_scale_power: 8, loss_scale_window: "
+                  "5, hysteresis: 1, consecutive_hysteresis: true, min_loss_scale: 0.5}"})
+          .fp16();
+  EXPECT_EQ(fp16.initial_scale_power(), 8u);
+  EXPECT_EQ(fp16.loss_scale_window(), 5u);
+  EXPECT_TRUE(fp16.consecutive_hysteresis());
+  EXPECT_EQ(fp16.min_loss_scale(), 0.5);
+  EXPECT_EQ(Normalised({"fp16={enabled: true, loss_scale: 128}"}).fp16().loss_scale(), 128);
+
+  const auto refusal = [](const std::string& key) {
+    return Refusal({"fp16.enabled=true", "fp16." + key});
+  };
+  EXPECT_THAT(refusal("loss_scale=-1"), HasSubstr("fp16.loss_scale: seen -1"));
+  EXPECT_THAT(refusal("loss_scale=1e38"), HasSubstr("fp16.loss_scale"));
+  EXPECT_THAT(refusal("initial_scale_power=64"), HasSubstr("fp16.initial_scale_power: seen 64"));
+  EXPECT_THAT(refusal("loss_scale_window=0"), HasSubstr("fp16.loss_scale_window: seen 0"));
+  EXPECT_THAT(refusal("hysteresis=0"), HasSubstr("fp16.hysteresis: seen 0"));
+  EXPECT_THAT(refusal("min_loss_scale=0"), HasSubstr("fp16.min_loss_scale: seen 0"));
+  EXPECT_THAT(refusal("min_loss_scale=65537"), HasSubstr("fp16.min_loss_scale: seen 65537"));
   EXPECT_THAT(Refusal({"fp16.enabled=true", "bf16.enabled=true"}), HasSubstr("both true"));
-  EXPECT_EQ(Refusal({"fp16.enabled=false", "bf16.enabled=true"}), "");
+  EXPECT_EQ(Refusal({"fp16={enabled: false, hysteresis: 0}", "bf16.enabled=true"}), "");
 }
 
 TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {

@@ -71,6 +71,19 @@ TEST(HistoryLine, HasWhatIsOfSomeStepsOnlyBeforeTheSeconds) {
             R"("eval_loss":2.5,"steps_lost":3,"seconds":0})");
 }
 
+TEST(HistoryLine, TellsTheScaleOfFp16AndWhichStepsWereSkipped) {
+  v1::StepRecord record;
+  record.set_step(7);
+  record.set_loss_scale(32768);
+  EXPECT_EQ(FormatHistoryLine(record),
+            R"({"step":7,"loss":0,"grad_norm":0,"learning_rate":0,"tokens":0,)"
+            R"("loss_scale":32768,"seconds":0})");
+  record.set_skipped(true);
+  EXPECT_EQ(FormatHistoryLine(record),
+            R"({"step":7,"loss":0,"grad_norm":0,"learning_rate":0,"tokens":0,)"
+            R"("loss_scale":32768,"skipped":true,"seconds":0})");
+}
+
 TEST(HistoryLine, NonFiniteNumbersAreNull) {
   v1::StepRecord record;
   record.set_loss(std::numeric_limits<double>::quiet_NaN());

@@ -36,24 +36,33 @@ float Value(int rank, int64_t i) {
          (1.0f + static_cast<float>((i * 13 + rank * 5) % 101) / 128.0f);
 }
 
+__extension__ typedef _Float16 Half;  // with the compiler's conversions
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, Half>;
+
 template <typename T>
 T Encode(float value) {
-  if constexpr (sizeof(T) == 4) {
-    return value;
+  if constexpr (sizeof(T) == 4 || kIsHalf<T>) {
+    return static_cast<T>(value);
   } else {
     return ToBF16(value);
   }
 }
 template <typename T>
 float Decode(T value) {
-  if constexpr (sizeof(T) == 4) {
-    return value;
+  if constexpr (sizeof(T) == 4 || kIsHalf<T>) {
+    return static_cast<float>(value);
   } else {
     return FromBF16(value);
   }
 }
 template <typename T>
-constexpr DType kTypeOf = sizeof(T) == 4 ? DType::kF32 : DType::kBF16;
+constexpr DType kTypeOf = kIsHalf<T>       ? DType::kF16
+                          : sizeof(T) == 4 ? DType::kF32
+                                           : DType::kBF16;
+// So that fp16 holds the sums of eight ranks.
+template <typename T>
+constexpr float kScaleOf = kIsHalf<T> ? 0x1p-11f : 1.0f;
 
 struct FoldCase {
   std::vector<int64_t> counts;
@@ -76,7 +85,7 @@ void ExpectFolded(Ranks& ranks, const FoldCase& c) {
   std::vector<std::vector<In>> inputs(size, std::vector<In>(total));
   std::vector<std::vector<Out>> outputs(size);
   for (int r = 0; r < size; ++r) {
-    for (int64_t i = 0; i < total; ++i) inputs[r][i] = Encode<In>(Value(r, i));
+    for (int64_t i = 0; i < total; ++i) inputs[r][i] = Encode<In>(kScaleOf<In> * Value(r, i));
     outputs[r].assign(c.counts[r], Encode<Out>(c.accumulate ? 0.375f : 123.0f));
   }
   const std::vector<std::vector<In>> original = inputs;
@@ -137,6 +146,17 @@ TEST_P(Worlds, ReduceScatterAccumulatesBf16IntoFp32) {
   ExpectFolded<uint16_t, float>({.counts = std::vector<int64_t>(GetParam(), 517),
                                  .contributors = GetParam(),
                                  .accumulate = true});
+}
+
+TEST_P(Worlds, ReduceScatterSumsFp16InFp32AndRoundsOnce) {
+  ExpectFolded<Half, Half>(
+      {.counts = std::vector<int64_t>(GetParam(), 1003), .contributors = GetParam()});
+}
+
+TEST_P(Worlds, ReduceScatterAccumulatesFp16IntoFp32) {
+  ExpectFolded<Half, float>({.counts = std::vector<int64_t>(GetParam(), 517),
+                             .contributors = GetParam(),
+                             .accumulate = true});
 }
 
 TEST_P(Worlds, ReduceScatterInPlaceFp32) {

@@ -221,9 +221,9 @@ void GuardedOps::PositionBackward(const void* dy, int64_t batch, int64_t seq, in
 }
 
 void GuardedOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                                     DType dtype, bool gradient, float* losses) {
+                                     DType dtype, float gradient_scale, float* losses) {
   Run([=, this, logits = View(logits), targets = View(targets), losses = View(losses)] {
-    cpu_->CrossEntropyColumns(logits, targets, rows, v, dtype, gradient, losses);
+    cpu_->CrossEntropyColumns(logits, targets, rows, v, dtype, gradient_scale, losses);
     return absl::OkStatus();
   });
 }

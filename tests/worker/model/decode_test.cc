@@ -94,8 +94,15 @@ TEST_P(DecodeTest, Bf16IsNearTransformers) {
   ExpectReference(OneByOne(), options, 0.04);
 }
 
+TEST_P(DecodeTest, Fp16IsNearerTransformersThanBf16) {
+  RunOptions options;
+  options.dtype = DType::kF16;
+  ExpectReference({sequence_ - 20, 5, 15}, options, 0.005);
+  ExpectReference(OneByOne(), options, 0.005);
+}
+
 TEST_P(DecodeTest, ThreadsAndCheckpointingChangeNoBit) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     RunOptions options;
     options.dtype = dtype;
     const std::vector<int64_t> pieces = {100, 1, sequence_ - 101};

@@ -143,7 +143,7 @@ TEST_P(ModelTest, LossAloneIsTheLossOfTheBackwardBitForBit) {
 }
 
 TEST_P(ModelTest, CheckpointingChangesNoBit) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     RunOptions options;
     options.dtype = dtype;
     const RunResult plain = Run(options);
@@ -163,7 +163,7 @@ TEST_P(ModelTest, WhereInputsAndGradientsLieChangesNoBit) {
 }
 
 TEST_P(ModelTest, ThreadsChangeNoBit) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     RunOptions options;
     options.dtype = dtype;
     const RunResult plain = Run(options);

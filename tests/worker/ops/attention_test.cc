@@ -18,13 +18,13 @@ using ::testing::HasSubstr;
 class Attention : public testing::TestWithParam<Shape> {};
 
 TEST_P(Attention, ForwardIsItsDefinition) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(NameOf(type));
     Trial run(GetParam(), type);
     run.Forward(MakeCpuOps(1).get());
     const Reference wanted = Define(run.shape, run.qkv.AsDoubles());
-    const bool bf16 = type == DType::kBF16;
-    EXPECT_LT(RelativeError(run.out, wanted.out), bf16 ? 5e-3 : 1e-6);
+    const bool narrow = type != DType::kF32;
+    EXPECT_LT(RelativeError(run.out, wanted.out), narrow ? 5e-3 : 1e-6);
     for (size_t i = 0; i < wanted.lse.size(); ++i) {
       // bf16 operands are exact in the products, the scores and their sum are fp32.
       ASSERT_NEAR(run.lse[i], wanted.lse[i], 1e-5 * (1 + std::abs(wanted.lse[i]))) << i;
@@ -34,7 +34,7 @@ TEST_P(Attention, ForwardIsItsDefinition) {
 
 // Directional central differences in fp64: along q alone, k alone, v alone, and single elements.
 TEST_P(Attention, BackwardIsTheDerivativeOfTheForward) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(NameOf(type));
     Trial run(GetParam(), type);
     const auto ops = MakeCpuOps(1);
@@ -42,7 +42,7 @@ TEST_P(Attention, BackwardIsTheDerivativeOfTheForward) {
     run.Backward(ops.get());
     const std::vector<double> at = run.qkv.AsDoubles(), d_out = run.d_out.AsDoubles();
     const Views views(run.shape);
-    const bool bf16 = type == DType::kBF16;
+    const bool narrow = type != DType::kF32;
     double norm = 0;
     for (int64_t i = 0; i < views.count; ++i) norm += run.gradient[i] * run.gradient[i];
     norm = std::sqrt(norm);
@@ -61,7 +61,7 @@ TEST_P(Attention, BackwardIsTheDerivativeOfTheForward) {
       }
       const double wanted =
           (Loss(run.shape, up, d_out) - Loss(run.shape, down, d_out)) / (2 * kStep);
-      EXPECT_NEAR(got, wanted, (bf16 ? 4e-3 : 1e-6) * norm * std::sqrt(length) + 1e-6);
+      EXPECT_NEAR(got, wanted, (narrow ? 4e-3 : 1e-6) * norm * std::sqrt(length) + 1e-6);
     };
     for (const auto& [view, heads] :
          {std::pair{views.q, run.shape.heads}, std::pair{views.k, run.shape.kv_heads},
@@ -88,7 +88,7 @@ TEST_P(Attention, BackwardIsTheDerivativeOfTheForward) {
 }
 
 TEST_P(Attention, HasTheSameBitsForAnyThreadCount) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     Trial one(GetParam(), type);
     const auto ops = MakeCpuOps(1);
     one.Forward(ops.get());
@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Dropout, Attention,
                          NameOfShape);
 
 TEST(AttentionTest, DocumentsThatAllStartAtZeroChangeNoBit) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     const Shape shape{2, 150, 2, 1, 8, true};
     Shape zeros = shape;
     zeros.starts.assign(static_cast<size_t>(shape.rows()), 0);
@@ -239,7 +239,7 @@ TEST(AttentionTest, PositionsSeeNothingAfterThem) {
 }
 
 TEST(AttentionTest, LargeScoresDoNotOverflow) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     Trial run({1, 140, 1, 1, 8, true}, type, 5, 200);
     const auto ops = MakeCpuOps(1);
     run.Forward(ops.get());
@@ -254,7 +254,7 @@ TEST(AttentionTest, LargeScoresDoNotOverflow) {
 }
 
 TEST(AttentionTest, NanIsSeenWhereItIsReadAndNowhereElse) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     const Shape shape{1, 10, 1, 1, 4, true};
     Trial run(shape, type);
     run.qkv.Set(Views(shape).k.At(shape, 0, 6, 0, 1), std::numeric_limits<float>::quiet_NaN());

@@ -34,7 +34,7 @@ TypedValues LastRows(const Trial& trial, int64_t rows, int threads) {
 }
 
 TEST_P(CachedAttention, IsAttentionOfTheLastRowsForAnyThreadCount) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(NameOf(type));
     const Trial trial(GetParam(), type);
     const std::vector<double> all = Define(trial.shape, trial.qkv.AsDoubles()).out;
@@ -42,7 +42,7 @@ TEST_P(CachedAttention, IsAttentionOfTheLastRowsForAnyThreadCount) {
     for (const int64_t rows : {int64_t{1}, trial.shape.seq / 2 + 1, trial.shape.seq}) {
       const TypedValues out = LastRows(trial, rows, 1);
       const std::vector<double> wanted(all.end() - rows * width, all.end());
-      EXPECT_LT(RelativeError(out, wanted), type == DType::kBF16 ? 3e-3 : 1e-6) << rows;
+      EXPECT_LT(RelativeError(out, wanted), type != DType::kF32 ? 3e-3 : 1e-6) << rows;
       for (const int threads : {2, 4}) EXPECT_TRUE(LastRows(trial, rows, threads) == out);
     }
   }

@@ -42,7 +42,7 @@ class CrossEntropyColumnsTest : public testing::TestWithParam<Parameters> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyColumnsTest,
-                         testing::Combine(testing::Values(DType::kF32, DType::kBF16),
+                         testing::Combine(testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                                           testing::Values(1, 7, 64, 150),
                                           testing::Values(1, 5, 128, 129, 1000)));
 
@@ -77,6 +77,29 @@ TEST_P(CrossEntropyColumnsTest, LossAndGradientAreThoseOfTheDefinition) {
   }
 }
 
+// In fp32 a power of two changes no mantissa; a 16-bit gradient is that, rounded once.
+TEST_P(CrossEntropyColumnsTest, TheGradientIsScaledBeforeItIsRounded) {
+  const std::vector<int32_t> targets = Targets();
+  const TypedValues given = TypedValues::Random(rows() * v(), type(), 12, 4);
+  TypedValues exact(rows() * v(), DType::kF32), scaled = given;
+  for (int64_t i = 0; i < exact.count(); ++i) exact.Set(i, static_cast<float>(given[i]));
+  std::vector<float> losses(rows());
+  cpu::CrossEntropyColumns(exact.data(), targets.data(), rows(), v(), DType::kF32, 1, losses.data(),
+                           1);
+  const std::vector<float> unscaled = losses;
+  cpu::CrossEntropyColumns(scaled.data(), targets.data(), rows(), v(), type(), 0x1p12f,
+                           losses.data(), 1);
+  EXPECT_EQ(losses, unscaled) << "losses are not scaled";
+  for (int64_t i = 0; i < exact.count(); ++i) {
+    const double wanted = exact[i] * 0x1p12;
+    if (type() == DType::kF32) {
+      ASSERT_EQ(scaled[i], wanted) << i;
+    } else {
+      ASSERT_NEAR(scaled[i], wanted, RoundingOf(type()) * std::abs(wanted) + 0x1p-25) << i;
+    }
+  }
+}
+
 TEST_P(CrossEntropyColumnsTest, HasTheSameBitsForAnyThreadCountAndAnyNeighbours) {
   const std::vector<int32_t> targets = Targets();
   const TypedValues logits = TypedValues::Random(rows() * v(), type(), 12, 8);
@@ -104,7 +127,7 @@ TEST_P(CrossEntropyColumnsTest, HasTheSameBitsForAnyThreadCountAndAnyNeighbours)
 class NonFiniteLogitTest : public CrossEntropyColumnsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Shapes, NonFiniteLogitTest,
-                         testing::Combine(testing::Values(DType::kF32, DType::kBF16),
+                         testing::Combine(testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                                           testing::Values(7, 150), testing::Values(1, 129)));
 
 TEST_P(NonFiniteLogitTest, SpoilsItsColumnAndNoOther) {

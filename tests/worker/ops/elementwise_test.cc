@@ -27,7 +27,7 @@ TEST(AddTest, IsTheRoundedSumAlsoInPlace) {
 }
 
 TEST(AccumulateTest, AddsOrReplacesInFp32) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int64_t n : kSizes) {
       const Values x_in = RandomValues(n, 4), acc_in = RandomValues(n, 5, 0.001);
       Values sums(x_in.size());

@@ -62,7 +62,8 @@ std::vector<Case> CasesOf(const Shape& shape) {
     for (const bool tb : {false, true}) {
       for (const auto& [ab, c] :
            {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kF32},
-            std::pair{DType::kBF16, DType::kBF16}}) {
+            std::pair{DType::kBF16, DType::kBF16}, std::pair{DType::kF16, DType::kF32},
+            std::pair{DType::kF16, DType::kF16}}) {
         cases.push_back({shape, ta, tb, ab, c, false, false});
         cases.push_back({shape, ta, tb, ab, c, true, false});
         cases.push_back({shape, ta, tb, ab, c, false, true});

@@ -1,4 +1,4 @@
-// Values of a test in fp32 or bf16 memory, with their exact values in fp64 beside them.
+// Values of a test in fp32, bf16 or fp16 memory, with their exact values in fp64 beside them.
 #pragma once
 
 #include <cmath>
@@ -25,13 +25,19 @@ class TypedValues {
     return values;
   }
 
-  // bf16 is cut off, not rounded: the value is then exact, and this code is not that under test.
+  // 16 bits are cut off, not rounded: the value is then exact, and this code is not that under
+  // test.
   void Set(int64_t i, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     if (type_ == DType::kBF16) {
       const auto high = static_cast<uint16_t>(bits >> 16);
       std::memcpy(&bytes_[static_cast<size_t>(i) * 2], &high, 2);
+    } else if (type_ == DType::kF16) {
+      bits &= 0xFFFFE000u;
+      std::memcpy(&value, &bits, 4);
+      const auto half = static_cast<Half>(value);
+      std::memcpy(&bytes_[static_cast<size_t>(i) * 2], &half, 2);
     } else {
       std::memcpy(&bytes_[static_cast<size_t>(i) * 4], &bits, 4);
     }
@@ -39,6 +45,11 @@ class TypedValues {
 
   double operator[](int64_t i) const {
     uint32_t bits = 0;
+    if (type_ == DType::kF16) {
+      Half half;
+      std::memcpy(&half, &bytes_[static_cast<size_t>(i) * 2], 2);
+      return static_cast<double>(static_cast<float>(half));
+    }
     if (type_ == DType::kBF16) {
       uint16_t high;
       std::memcpy(&high, &bytes_[static_cast<size_t>(i) * 2], 2);
@@ -64,13 +75,18 @@ class TypedValues {
   bool operator==(const TypedValues& other) const { return bytes_ == other.bytes_; }
 
  private:
+  __extension__ typedef _Float16 Half;  // with the compiler's conversions
+
   int64_t count_;
   DType type_;
   std::vector<char> bytes_;
 };
 
 // Half a unit in the last place, relatively.
-inline double RoundingOf(DType type) { return type == DType::kBF16 ? 0x1p-8 : 0x1p-24; }
+inline double RoundingOf(DType type) {
+  if (type == DType::kF16) return 0x1p-11;
+  return type == DType::kBF16 ? 0x1p-8 : 0x1p-24;
+}
 
 // ||got - wanted|| / ||wanted||
 template <typename Got>

@@ -33,7 +33,36 @@ inline double RoundToBf16(double value) {
   return std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
 }
 
-// A tensor of fp32 or bf16 that begins `skip` elements after an aligned address.
+// The nearest fp16 (11 significant bits), ties to the even one, or infinity; by scaling.
+inline double RoundToFp16(double value) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const int last_bit = std::max(exponent, -13) - 11;
+  const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, -last_bit)), last_bit);
+  return std::abs(rounded) < 65536 ? rounded : std::copysign(INFINITY, value);
+}
+
+inline double RoundTo(DType dtype, double value) {
+  if (dtype == DType::kBF16) return RoundToBf16(value);
+  return dtype == DType::kF16 ? RoundToFp16(value) : value;
+}
+
+// The compiler's own conversions, which those under test have nothing to do with.
+__extension__ typedef _Float16 CompilersHalf;
+inline uint16_t HalfBits(float value) {
+  const auto half = static_cast<CompilersHalf>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+inline float HalfValue(uint16_t bits) {
+  CompilersHalf half;
+  std::memcpy(&half, &bits, 2);
+  return static_cast<float>(half);
+}
+
+// A tensor of fp32, bf16 or fp16 that begins `skip` elements after an aligned address.
 class Tensor {
  public:
   Tensor(DType dtype, const Values& values, int skip = 0)
@@ -57,16 +86,18 @@ class Tensor {
 
  private:
   void Set(size_t i, double value) {
-    const float narrowed = static_cast<float>(dtype_ == DType::kBF16 ? RoundToBf16(value) : value);
+    const float narrowed = static_cast<float>(RoundTo(dtype_, value));
     uint32_t bits;
     std::memcpy(&bits, &narrowed, 4);
     if (dtype_ == DType::kBF16) bits >>= 16;  // the low half is zero
+    if (dtype_ == DType::kF16) bits = HalfBits(narrowed);
     std::memcpy(bytes_.data() + (skip_ + i) * SizeOf(dtype_), &bits, SizeOf(dtype_));
   }
   double Get(size_t i) const {
     uint32_t bits = 0;
     std::memcpy(&bits, bytes_.data() + (skip_ + i) * SizeOf(dtype_), SizeOf(dtype_));
     if (dtype_ == DType::kBF16) bits <<= 16;
+    if (dtype_ == DType::kF16) return HalfValue(static_cast<uint16_t>(bits));
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
@@ -77,12 +108,12 @@ class Tensor {
   std::vector<uint8_t> bytes_;
 };
 
-// Normal deviates that bf16 holds exactly.
+// Normal deviates that bf16 and fp16 hold exactly.
 inline Values RandomValues(int64_t size, uint32_t seed, double scale = 1, double mean = 0) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(mean, scale);
   Values values(static_cast<size_t>(size));
-  for (double& value : values) value = RoundToBf16(normal(generator));
+  for (double& value : values) value = RoundToFp16(RoundToBf16(normal(generator)));
   return values;
 }
 
@@ -157,9 +188,9 @@ inline void ExpectSame(const std::vector<Output>& actual, const std::vector<Outp
 }
 
 // What must hold for every kernel: the same bits for any thread count, alignment and instruction
-// set, and bf16 results that are the fp32 ones (of the same inputs) rounded once.
+// set, and 16-bit results that are the fp32 ones (of the same inputs) rounded once.
 inline void ExpectReproducible(const Kernel& kernel) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     const auto expected = kernel(dtype, 1, 0);
     for (const int threads : {2, 3}) {
       ExpectSame(kernel(dtype, threads, 0), expected, "threads: " + std::to_string(threads));
@@ -170,12 +201,14 @@ inline void ExpectReproducible(const Kernel& kernel) {
     ForEachTarget(
         [&](const std::string& target) { ExpectSame(kernel(dtype, 1, 0), expected, target); });
   }
-  auto rounded = kernel(DType::kF32, 1, 0);
-  for (Output& output : rounded) {
-    if (!output.typed) continue;
-    for (double& value : output.values) value = RoundToBf16(value);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    auto rounded = kernel(DType::kF32, 1, 0);
+    for (Output& output : rounded) {
+      if (!output.typed) continue;
+      for (double& value : output.values) value = RoundTo(dtype, value);
+    }
+    ExpectSame(kernel(dtype, 1, 0), rounded, std::string(NameOf(dtype)) + " against rounded fp32");
   }
-  ExpectSame(kernel(DType::kBF16, 1, 0), rounded, "bf16 against rounded fp32");
 }
 
 // Around vector lengths, and one that several threads share.

@@ -109,6 +109,7 @@ struct RunOptions {
   // Of an offloaded job: its rank's view of the stores.
   std::function<std::unique_ptr<StateStore>(int rank)> store = nullptr;
   uint64_t next_sample = 0;
+  v1::LossScale loss_scale = {};
   bool evaluate = false;
   std::function<FileSystem*(int rank)> files = nullptr;
   // What a rank asks for at the end of step `step`.
@@ -229,6 +230,7 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
     store = backend.store(std::move(store), device.get(), ComputeType(spec));
   trainer_options.store = store.get();
   trainer_options.next_sample = options.next_sample;
+  trainer_options.loss_scale = options.loss_scale;
   trainer_options.evaluate = options.evaluate;
   auto trainer = Trainer::Create(trainer_options);
   if (!trainer.ok()) {

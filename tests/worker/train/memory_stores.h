@@ -23,6 +23,7 @@
 #include "common/plan/offload.h"
 #include "common/plan/zero_policy.h"
 #include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "common/status_macros.h"
 #include "gtest/gtest.h"
 #include "worker/device/host_stream.h"
@@ -120,6 +121,11 @@ class MemoryStores {
   std::vector<v1::StepDecision> decisions() {
     std::lock_guard lock(mutex_);
     return decisions_;
+  }
+  // Of the step after the last that was committed.
+  v1::LossScale loss_scale() {
+    std::lock_guard lock(mutex_);
+    return loss_scale_;
   }
   // As if every store had gone.
   void Abort(const std::string& reason) {
@@ -268,8 +274,8 @@ class MemoryStores {
   absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord& record, uint64_t next_sample,
                                           uint64_t samples) {
     if (options_.on_commit) options_.on_commit(record, next_sample, samples);
-    v1::StepDecision decision =
-        MakeDecision(spec_, record.step(), record.grad_norm(), record.tokens());
+    v1::StepDecision decision = MakeDecision(spec_, record.step(), record.grad_norm(),
+                                             record.tokens(), loss_scale(), record.skipped());
     decision.set_epoch(options_.base.epoch());
     std::lock_guard lock(mutex_);
     ZS_RETURN_IF_ERROR(failed_);
@@ -284,6 +290,7 @@ class MemoryStores {
     }
     ++committed_;
     decisions_.push_back(decision);
+    loss_scale_ = decision.loss_scale();
     std::vector<int> order(units_.size());
     for (size_t u = 0; u < order.size(); ++u) order[u] = static_cast<int>(u);
     std::shuffle(order.begin(), order.end(), order_);
@@ -346,6 +353,7 @@ class MemoryStores {
   absl::Status failed_;
   std::vector<Unit> units_;
   uint64_t committed_ = 0;  // steps
+  v1::LossScale loss_scale_ = InitialLossScale(spec_);
   std::vector<v1::StepDecision> decisions_;
   std::mt19937 order_;
   std::map<int, uint64_t> pushed_, pulled_;

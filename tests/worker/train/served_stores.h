@@ -15,6 +15,7 @@
 #include "common/checkpoint/state_digest.h"
 #include "common/plan/zero_policy.h"
 #include "common/spec/decision.h"
+#include "common/spec/loss_scale.h"
 #include "common/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -89,6 +90,11 @@ class ServedStores {
     for (const v1::StoreReport& r : reports_)
       sum.Combine({.low = r.digest_low(), .high = r.digest_high()});
     return sum.Hex();
+  }
+
+  // Of the next step.
+  v1::LossScale loss_scale() const {
+    return decision_.step() == 0 ? InitialLossScale(spec_) : decision_.loss_scale();
   }
 
   uint64_t pushed() const {
@@ -200,7 +206,8 @@ class ServedStores {
                  r.generation() == generation_;
         },
         "sealed the step"));
-    decision_ = MakeDecision(spec_, step, record.grad_norm(), record.tokens());
+    decision_ = MakeDecision(spec_, step, record.grad_norm(), record.tokens(), loss_scale(),
+                             record.skipped());
     decision_.set_epoch(1);
     decision_.set_generation(generation_);
     decision_.set_next_sample(next_sample);

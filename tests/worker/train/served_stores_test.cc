@@ -30,12 +30,15 @@ v1::JobSpec Spec(const Case& c, bool offload, std::vector<std::string> more) {
 constexpr int64_t kElements = 4096;
 
 class ServedStoresTest : public testing::TestWithParam<const char*> {};
+// Of the last the first steps are skipped.
 INSTANTIATE_TEST_SUITE_P(Precision, ServedStoresTest,
-                         testing::Values("bf16.enabled=false", "bf16.enabled=true"),
+                         testing::Values("bf16.enabled=false", "bf16.enabled=true",
+                                         "fp16={enabled: true, initial_scale_power: 19, "
+                                         "hysteresis: 1}"),
                          [](const auto& info) {
-                           return std::string(info.param).find("true") != std::string::npos
-                                      ? std::string("bf16")
-                                      : std::string("fp32");
+                           const std::string type(info.param);
+                           if (type.starts_with("fp16")) return std::string("fp16");
+                           return std::string(type.ends_with("true") ? "bf16" : "fp32");
                          });
 
 TEST_P(ServedStoresTest, HistoriesAndWeightsAreThoseWithoutOffload) {
@@ -126,6 +129,7 @@ TEST_P(ServedStoresTest, TheNextGenerationGoesOnWhereTheLastCommitted) {
   RunOptions next{.world = 3};
   next.first_step = committed + 1;
   next.next_sample = 6 * committed;
+  next.loss_scale = stores.loss_scale();
   next.store = [&](int rank) { return stores.MakeRank(rank); };
   const auto after = TrainJob(Spec(second, true, more), next, data);
   ExpectAllOk(after);
