@@ -20,6 +20,16 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeStagedGloo(const CommunicatorO
   return MakeStagedCommunicator(std::move(gloo), device);
 }
 
+// The kernels know fp32 and bf16.
+absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(const TrainerOptions& options) {
+  if (options.spec.fp16().enabled()) {
+    return absl::InvalidArgumentError(
+        "fp16.enabled: workers with --device cuda train in bf16 or fp32; write bf16: {enabled: "
+        "true} instead of fp16");
+  }
+  return Trainer::Create(options);
+}
+
 }  // namespace
 
 absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
@@ -28,6 +38,7 @@ absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
     return absl::InvalidArgumentError(absl::StrCat("--device cuda: ", usable.message()));
   }
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
+  common.make_trainer = MakeTrainer;
   common.make_ops = [](Device* device) { return MakeCudaOps(device); };
   if (collectives == Collectives::kGloo) {
     common.make_communicator = MakeStagedGloo;

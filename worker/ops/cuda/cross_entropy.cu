@@ -66,8 +66,8 @@ int64_t CrossEntropyWorkspace(int64_t rows, int64_t v) {
 }
 
 absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_t* targets,
-                                 int64_t rows, int64_t v, DType dtype, bool gradient, float* losses,
-                                 void* workspace) {
+                                 int64_t rows, int64_t v, DType dtype, float gradient_scale,
+                                 float* losses, void* workspace) {
   if (rows <= 0 || v <= 0) return absl::OkStatus();
   constexpr const char* kWhat = "CrossEntropyColumns";
   return ForType(dtype, kWhat, [&](auto type) {
@@ -81,8 +81,8 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), dim3(kJoinColumns, kJoinParts),
                  0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
     ZS_RETURN_IF_ERROR(LaunchStatus(kWhat));
-    if (!gradient) return absl::OkStatus();
-    return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, space.columns},
+    if (gradient_scale == 0) return absl::OkStatus();
+    return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, gradient_scale, space.columns},
                       chunks, rows, aligned);
   });
 }

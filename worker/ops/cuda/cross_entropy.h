@@ -125,6 +125,7 @@ struct SoftmaxGradOp {
   T* logits;
   const int32_t* targets;
   int64_t rows, v;
+  float gradient_scale;
   ColumnScales columns;
 
   template <class Cols>
@@ -146,6 +147,7 @@ struct SoftmaxGradOp {
         for (int i = 0; i < N; ++i) {
           x[i] = ExpOfNegative(x[i] - max[i]) * scale[i];
           if (row == target[i]) x[i] -= 1.0f;
+          x[i] *= gradient_scale;
         }
         Store<N>(x, at);
       }

@@ -10,6 +10,15 @@
 
 namespace zeroshard {
 namespace cuda {
+namespace {
+
+absl::Status CheckType(DType type) {
+  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("kernels for GPUs take fp32 and bf16 elements, not ", NameOf(type)));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaOps>> CudaOps::Create(CudaDevice* device, bool allow_tf32) {
   ZS_RETURN_IF_ERROR(device->MakeCurrent());
@@ -43,12 +52,14 @@ void CudaOps::DoWithScratch(int64_t bytes, const Work& work) {
 }
 
 absl::Status CudaOps::Matmul(const MatmulArgs& args) {
+  ZS_RETURN_IF_ERROR(CheckType(args.ab_type));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(kMatmulWorkspace));
   return library_->Run(stream, args, {}, scratch);
 }
 
 absl::Status CudaOps::AttentionForward(const AttentionArgs& args, void* out, float* lse) {
+  ZS_RETURN_IF_ERROR(CheckType(args.dtype));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   return cuda::AttentionForward(stream, args, out, lse);
 }
@@ -56,12 +67,14 @@ absl::Status CudaOps::AttentionForward(const AttentionArgs& args, void* out, flo
 absl::Status CudaOps::AttentionBackward(const AttentionArgs& args, const void* out,
                                         const void* d_out, const float* lse, void* d_q, void* d_k,
                                         void* d_v) {
+  ZS_RETURN_IF_ERROR(CheckType(args.dtype));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(AttentionBackwardWorkspace(args)));
   return cuda::AttentionBackward(stream, args, out, d_out, lse, d_q, d_k, d_v, scratch);
 }
 
 absl::Status CudaOps::CachedAttention(const CachedAttentionArgs& args, void* out) {
+  ZS_RETURN_IF_ERROR(CheckType(args.dtype));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   return cuda::CachedAttention(stream, args, out);
 }
@@ -198,10 +211,10 @@ void CudaOps::PositionBackward(const void* dy, int64_t batch, int64_t seq, int64
 }
 
 void CudaOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                                  DType dtype, bool gradient, float* losses) {
+                                  DType dtype, float gradient_scale, float* losses) {
   DoWithScratch(CrossEntropyWorkspace(rows, v), [&](cudaStream_t stream, void* scratch) {
-    return cuda::CrossEntropyColumns(stream, logits, targets, rows, v, dtype, gradient, losses,
-                                     scratch);
+    return cuda::CrossEntropyColumns(stream, logits, targets, rows, v, dtype, gradient_scale,
+                                     losses, scratch);
   });
 }
 

@@ -76,7 +76,7 @@ class CudaOps : public Ops {
   void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,
                         void* d_pos) override;
   void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
-                           DType dtype, bool gradient, float* losses) override;
+                           DType dtype, float gradient_scale, float* losses) override;
   void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) override;
   void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc) override;
   void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,

@@ -90,8 +90,8 @@ absl::Status PositionBackward(cudaStream_t stream, const void* dy, int64_t batch
 
 int64_t CrossEntropyWorkspace(int64_t rows, int64_t v);
 absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_t* targets,
-                                 int64_t rows, int64_t v, DType dtype, bool gradient, float* losses,
-                                 void* workspace);
+                                 int64_t rows, int64_t v, DType dtype, float gradient_scale,
+                                 float* losses, void* workspace);
 absl::Status AddLosses(cudaStream_t stream, const float* losses, const int32_t* targets,
                        int64_t rows, double* sum);
 

@@ -99,8 +99,8 @@ TEST(CudaActivationsTest, FarFromZeroTheSlopeIsOneOrZeroAndANanStays) {
 
 // The three kernels in their order.
 template <class T>
-void RunCrossEntropy(T* logits, const int32_t* targets, int64_t rows, int64_t v, bool gradient,
-                     bool aligned, float* losses) {
+void RunCrossEntropy(T* logits, const int32_t* targets, int64_t rows, int64_t v,
+                     float gradient_scale, bool aligned, float* losses) {
   const int64_t chunks = CeilDiv(v, kVocabularyChunk);
   std::vector<float> maxima(static_cast<size_t>(chunks * rows), NAN), sums = maxima;
   std::vector<float> column_maxima(static_cast<size_t>(rows), NAN), scales = column_maxima;
@@ -113,7 +113,9 @@ void RunCrossEntropy(T* logits, const int32_t* targets, int64_t rows, int64_t v,
       total = Join(total, JoinChunks(parts, rows, chunks, col, part));
     FinishColumn(total, logits, targets, rows, col, losses, columns);
   }
-  if (gradient) RunEach(SoftmaxGradOp<T>{logits, targets, rows, v, columns}, chunks, rows, aligned);
+  if (gradient_scale == 0) return;
+  RunEach(SoftmaxGradOp<T>{logits, targets, rows, v, gradient_scale, columns}, chunks, rows,
+          aligned);
 }
 
 std::vector<int32_t> Targets(int64_t rows, int64_t v) {
@@ -135,11 +137,11 @@ TEST(CudaCrossEntropyTest, LossesAndGradientsAreCloseToTheCpus) {
           Array<T> logits(RandomValues(rows * v, 6, 4)), wanted = logits, kept = logits;
           std::vector<float> losses(targets.size(), -1), losses_only = losses, wanted_losses;
           wanted_losses.resize(targets.size());
-          cpu::CrossEntropyColumns(wanted.data(), targets.data(), rows, v, dtype, true,
+          cpu::CrossEntropyColumns(wanted.data(), targets.data(), rows, v, dtype, 0.5f,
                                    wanted_losses.data(), 1);
-          RunCrossEntropy(kept.data(), targets.data(), rows, v, false, aligned, losses_only.data());
+          RunCrossEntropy(kept.data(), targets.data(), rows, v, 0, aligned, losses_only.data());
           ExpectSameBits(kept, logits, "without the gradient the logits stay");
-          RunCrossEntropy(logits.data(), targets.data(), rows, v, true, aligned, losses.data());
+          RunCrossEntropy(logits.data(), targets.data(), rows, v, 0.5f, aligned, losses.data());
           EXPECT_EQ(losses, losses_only);
           for (size_t r = 0; r < losses.size(); ++r)
             ASSERT_NEAR(losses[r], wanted_losses[r], 2e-6 * (1 + wanted_losses[r]));
@@ -156,7 +158,7 @@ TEST(CudaCrossEntropyTest, LossesAreThoseOfTheDefinition) {
   Array<float> logits(values);
   const std::vector<int32_t> targets = {0, 999, 500, -1, 128};
   std::vector<float> losses(5);
-  RunCrossEntropy(logits.data(), targets.data(), rows, v, true, false, losses.data());
+  RunCrossEntropy(logits.data(), targets.data(), rows, v, 1, false, losses.data());
   for (size_t r = 0; r < 5; ++r) {
     double sum = 0;
     for (size_t i = 0; i < static_cast<size_t>(v); ++i) sum += std::exp(values[i * 5 + r]);
@@ -177,7 +179,7 @@ TEST(CudaCrossEntropyTest, ALogitThatIsNotFiniteSpoilsItsColumnAndNoOther) {
         Array<float> logits(values);
         const std::vector<int32_t> targets(8, 0);
         std::vector<float> losses(8);
-        RunCrossEntropy(logits.data(), targets.data(), rows, v, true, aligned, losses.data());
+        RunCrossEntropy(logits.data(), targets.data(), rows, v, 1, aligned, losses.data());
         const Values gradient = logits.values();
         for (size_t i = 0; i < gradient.size(); ++i)
           ASSERT_EQ(std::isnan(gradient[i]), i % 8 == 4) << i;
@@ -194,7 +196,7 @@ TEST(CudaCrossEntropyTest, LargeLogitsNeitherOverflowNorVanish) {
   Array<float> logits(values);
   const int32_t target = 390;
   float loss = 0;
-  RunCrossEntropy(logits.data(), &target, 1, v, true, false, &loss);
+  RunCrossEntropy(logits.data(), &target, 1, v, 1, false, &loss);
   EXPECT_NEAR(loss, 1 + std::log1p(std::exp(-1.0)), 1e-6);
 }
 

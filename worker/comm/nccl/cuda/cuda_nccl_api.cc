@@ -45,6 +45,8 @@ ncclDataType_t Native(DType type) {
       return ncclFloat32;
     case DType::kBF16:
       return ncclBfloat16;
+    case DType::kF16:
+      return ncclFloat16;
     case DType::kI32:
       return ncclInt32;
     case DType::kU8:
