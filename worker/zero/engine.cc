@@ -26,8 +26,8 @@ ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Commu
       uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
-  // What is queued on the device reads and writes the units' memory, copies to the host's, and waits
-  // for collectives whose events nobody here has any more.
+  // What is queued on the device reads and writes the units' memory, copies to the host's, and
+  // waits for collectives whose events nobody here has any more.
   compute_->Record().Wait().IgnoreError();
   // So does whatever else is still on its way, and with the rows' sums.
   gather_.reset();
@@ -287,8 +287,8 @@ absl::Status ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin
       .Wait();
 }
 
-absl::Status ZeroEngine::ReadParameters(const void* from, DType type, int64_t n,
-                                        const Event& after, float* out) const {
+absl::Status ZeroEngine::ReadParameters(const void* from, DType type, int64_t n, const Event& after,
+                                        float* out) const {
   const size_t bytes = static_cast<size_t>(n) * SizeOf(type);
   if (type == DType::kF32) return state_reads_->Copy(out, from, bytes, after).Wait();
   std::vector<char> values(bytes);
@@ -401,11 +401,10 @@ absl::Status ZeroEngine::OwnValues(const UnitState& unit, float* out) {
   ZS_ASSIGN_OR_RETURN(const Buffer pulled,
                       device_->Allocate(static_cast<size_t>(unit.owned()) * SizeOf(unit.dtype),
                                         MemoryKind::kBuffers));
-  return ReadParameters(
-      pulled.data(), unit.dtype, unit.owned(),
-      store_->Pull(gather_->version(), index, unit.own_begin, unit.own_end, pulled.data(),
-                   compute_->Record()),
-      out);
+  return ReadParameters(pulled.data(), unit.dtype, unit.owned(),
+                        store_->Pull(gather_->version(), index, unit.own_begin, unit.own_end,
+                                     pulled.data(), compute_->Record()),
+                        out);
 }
 
 absl::StatusOr<std::vector<float>> ZeroEngine::GatherTensor(const std::string& name) {
