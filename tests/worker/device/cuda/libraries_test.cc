@@ -85,5 +85,15 @@ TEST(CudaLibrariesTest, AnotherLibraryOfTheNameIsRefusedForTheFunctionThatItLack
               HasSubstr("NCCL, loaded as libm.so.6, has no ncclAllGather"));
 }
 
+TEST(CudaLibrariesTest, AnotherMajorVersionOfCublasLtIsRefused) {
+  const absl::Status old = cuda::LoadCublasLt({OLD_CUBLASLT}).status();
+  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(old.message()),
+              AllOf(HasSubstr(OLD_CUBLASLT),
+                    HasSubstr("version code " + std::to_string(CUBLAS_VER_MAJOR - 1) +
+                              "0000, wanted " + std::to_string(CUBLAS_VER_MAJOR) + "xxxx"),
+                    HasSubstr("LD_LIBRARY_PATH")));
+}
+
 }  // namespace
 }  // namespace zeroshard
