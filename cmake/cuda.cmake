@@ -7,7 +7,7 @@ if(NOT ZEROSHARD_CUDA MATCHES "^(AUTO|ON|OFF)$")
 endif()
 
 # zeroshard_find_cuda(): sets ZEROSHARD_HAS_CUDA, and where it is true enables the language and the
-# targets CUDA::cudart_static, CUDA::cublasLt and zeroshard::nccl.
+# targets CUDA::cudart_static, zeroshard::cublaslt and zeroshard::nccl.
 macro(zeroshard_find_cuda)
   set(ZEROSHARD_HAS_CUDA FALSE)
   if(NOT ZEROSHARD_CUDA STREQUAL OFF)
@@ -57,16 +57,26 @@ macro(zeroshard_find_cuda)
       set(CMAKE_CUDA_STANDARD_REQUIRED ON)
       set(CMAKE_CUDA_EXTENSIONS OFF)
       set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O2 -lineinfo")
+      # Headers only: programs load both libraries when a GPU is used, and look for them where they
+      # were found here after LD_LIBRARY_PATH.
       if(NOT TARGET zeroshard::nccl)
-        add_library(zeroshard::nccl SHARED IMPORTED)
-        set_target_properties(zeroshard::nccl PROPERTIES IMPORTED_LOCATION ${NCCL_LIBRARY}
-          INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR})
+        zeroshard_loaded_library(zeroshard::nccl "${NCCL_INCLUDE_DIR}" ${NCCL_LIBRARY})
+        get_target_property(_cublaslt CUDA::cublasLt IMPORTED_LOCATION)
+        zeroshard_loaded_library(zeroshard::cublaslt "${CUDAToolkit_INCLUDE_DIRS}" ${_cublaslt})
       endif()
       message(STATUS "With the CUDA backend: CUDA ${CUDAToolkit_VERSION}, architectures "
         "${CMAKE_CUDA_ARCHITECTURES}, ${NCCL_LIBRARY}")
     endif()
   endif()
 endmacro()
+
+# zeroshard_loaded_library(name includes library): the headers of a library that is not linked.
+function(zeroshard_loaded_library name includes library)
+  get_filename_component(folder ${library} DIRECTORY)
+  add_library(${name} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${name} SYSTEM INTERFACE ${includes})
+  target_link_options(${name} INTERFACE LINKER:-rpath,${folder})
+endfunction()
 
 # zeroshard_cuda_library(name [DEPS targets...]): as zeroshard_library, of the *.cc and *.cu here.
 function(zeroshard_cuda_library name)

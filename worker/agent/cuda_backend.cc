@@ -7,6 +7,7 @@
 #include "worker/comm/nccl/cuda/make_nccl_communicator.h"
 #include "worker/comm/staged_communicator.h"
 #include "worker/device/cuda/make_cuda_device.h"
+#include "worker/ops/cuda/cublas_lt.h"
 #include "worker/ops/cuda/cuda_ops.h"
 
 namespace zeroshard {
@@ -30,13 +31,19 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(const TrainerOptions& optio
   return Trainer::Create(options);
 }
 
+// What this host has not is an option that it cannot serve.
+absl::Status Refused(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat("--device cuda: ", status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
                                           Collectives collectives) {
-  if (const absl::Status usable = CheckCudaDevice(ordinal); !usable.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--device cuda: ", usable.message()));
-  }
+  ZS_RETURN_IF_ERROR(Refused(CheckCudaDevice(ordinal)));
+  ZS_RETURN_IF_ERROR(Refused(cuda::LoadCublasLt().status()));
+  if (collectives == Collectives::kNccl) ZS_RETURN_IF_ERROR(Refused(CheckNccl()));
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
   common.make_trainer = MakeTrainer;
   common.make_ops = [](Device* device) { return MakeCudaOps(device); };

@@ -10,7 +10,8 @@ enum class Collectives { kNccl, kGloo };
 
 // `common` with the parts that GPU `ordinal` has its own of. Gloo goes through host memory, so that
 // several workers may share a GPU. INVALID_ARGUMENT where the build has no CUDA, or the machine no
-// GPU that can be used (cuda::ProbeDevice): nothing has touched it yet.
+// GPU that can be used (cuda::ProbeDevice: nothing has touched it yet), no cuBLASLt, or no NCCL for
+// Collectives::kNccl.
 absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
                                           Collectives collectives);
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "worker/ops/cuda/cublas_lt.h"
 #include "worker/ops/cuda/launch.h"
 #include "worker/ops/matmul.h"
 
@@ -13,10 +14,14 @@ namespace {
 // Generation multiplies by as many rows as a prompt has; a job has some dozens of shapes.
 constexpr size_t kMostPlans = 4096;
 
+// MatmulLibrary::Create has loaded it.
+const CublasLt& Lt() { return **LoadCublasLt(); }
+
 absl::Status BlasStatus(cublasStatus_t status, const char* call, const std::string& where) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  const std::string text = absl::StrCat(where, ": ", call, " gave ", cublasLtGetStatusName(status),
-                                        " (", cublasLtGetStatusString(status), ")");
+  const std::string text =
+      absl::StrCat(where, ": ", call, " gave ", Lt().cublasLtGetStatusName(status), " (",
+                   Lt().cublasLtGetStatusString(status), ")");
   switch (status) {
     case CUBLAS_STATUS_NOT_INITIALIZED:
     case CUBLAS_STATUS_ARCH_MISMATCH:
@@ -48,20 +53,21 @@ cublasLtEpilogue_t EpilogueOf(const ColumnMajorProblem& p) {
 }
 
 struct Destroy {
-  void operator()(cublasLtMatmulDesc_t x) const { cublasLtMatmulDescDestroy(x); }
-  void operator()(cublasLtMatrixLayout_t x) const { cublasLtMatrixLayoutDestroy(x); }
-  void operator()(cublasLtMatmulPreference_t x) const { cublasLtMatmulPreferenceDestroy(x); }
+  void operator()(cublasLtMatmulDesc_t x) const { Lt().cublasLtMatmulDescDestroy(x); }
+  void operator()(cublasLtMatrixLayout_t x) const { Lt().cublasLtMatrixLayoutDestroy(x); }
+  void operator()(cublasLtMatmulPreference_t x) const { Lt().cublasLtMatmulPreferenceDestroy(x); }
 };
 template <typename Handle>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy>;
 
-#define ZS_BLAS(call) ZS_RETURN_IF_ERROR(BlasStatus(call, #call, where))
+#define ZS_BLAS(function, ...) \
+  ZS_RETURN_IF_ERROR(BlasStatus(Lt().function(__VA_ARGS__), #function, where))
 
 absl::Status MakeLayout(const ColumnMajor& matrix, DType type, const std::string& where,
                         Owned<cublasLtMatrixLayout_t>* layout) {
   cublasLtMatrixLayout_t made = nullptr;
-  ZS_BLAS(cublasLtMatrixLayoutCreate(&made, TypeOf(type), static_cast<uint64_t>(matrix.rows),
-                                     static_cast<uint64_t>(matrix.columns), matrix.ld));
+  ZS_BLAS(cublasLtMatrixLayoutCreate, &made, TypeOf(type), static_cast<uint64_t>(matrix.rows),
+          static_cast<uint64_t>(matrix.columns), matrix.ld);
   layout->reset(made);
   return absl::OkStatus();
 }
@@ -69,15 +75,16 @@ absl::Status MakeLayout(const ColumnMajor& matrix, DType type, const std::string
 template <typename T>
 absl::Status Set(const Owned<cublasLtMatmulDesc_t>& product,
                  cublasLtMatmulDescAttributes_t attribute, T value, const std::string& where) {
-  return BlasStatus(cublasLtMatmulDescSetAttribute(product.get(), attribute, &value, sizeof(value)),
-                    "cublasLtMatmulDescSetAttribute", where);
+  return BlasStatus(
+      Lt().cublasLtMatmulDescSetAttribute(product.get(), attribute, &value, sizeof(value)),
+      "cublasLtMatmulDescSetAttribute", where);
 }
 template <typename T>
 absl::Status Set(const Owned<cublasLtMatmulPreference_t>& preference,
                  cublasLtMatmulPreferenceAttributes_t attribute, T value,
                  const std::string& where) {
   return BlasStatus(
-      cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
+      Lt().cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
       "cublasLtMatmulPreferenceSetAttribute", where);
 }
 
@@ -86,7 +93,7 @@ absl::Status MakeProduct(const ColumnMajorProblem& problem, const std::string& w
   cublasLtMatmulDesc_t made = nullptr;
   const cublasComputeType_t compute =
       problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-  ZS_BLAS(cublasLtMatmulDescCreate(&made, compute, CUDA_R_32F));
+  ZS_BLAS(cublasLtMatmulDescCreate, &made, compute, CUDA_R_32F);
   product->reset(made);
   const auto transposed = [](bool is) { return is ? CUBLAS_OP_T : CUBLAS_OP_N; };
   ZS_RETURN_IF_ERROR(
@@ -108,7 +115,7 @@ absl::Status MakeProduct(const ColumnMajorProblem& problem, const std::string& w
 absl::Status MakePreference(const ColumnMajorProblem& problem, const std::string& where,
                             Owned<cublasLtMatmulPreference_t>* preference) {
   cublasLtMatmulPreference_t made = nullptr;
-  ZS_BLAS(cublasLtMatmulPreferenceCreate(&made));
+  ZS_BLAS(cublasLtMatmulPreferenceCreate, &made);
   preference->reset(made);
   ZS_RETURN_IF_ERROR(
       Set(*preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatmulWorkspace, where));
@@ -153,10 +160,17 @@ MatmulLibrary::MatmulLibrary(cublasLtHandle_t handle, bool allow_tf32)
     : handle_(handle), allow_tf32_(allow_tf32) {}
 MatmulLibrary::~MatmulLibrary() = default;
 
+void MatmulLibrary::Close::operator()(cublasLtHandle_t handle) const {
+  Lt().cublasLtDestroy(handle);
+}
+
+size_t MatmulLibrary::version() { return Lt().cublasLtGetVersion(); }
+
 absl::StatusOr<std::unique_ptr<MatmulLibrary>> MatmulLibrary::Create(bool allow_tf32) {
+  ZS_RETURN_IF_ERROR(LoadCublasLt().status());
+  const std::string where = "starting matrix products on the GPU";
   cublasLtHandle_t handle = nullptr;
-  ZS_RETURN_IF_ERROR(
-      BlasStatus(cublasLtCreate(&handle), "cublasLtCreate", "starting matrix products on the GPU"));
+  ZS_BLAS(cublasLtCreate, &handle);
   return std::unique_ptr<MatmulLibrary>(new MatmulLibrary(handle, allow_tf32));
 }
 
@@ -173,9 +187,9 @@ absl::StatusOr<MatmulLibrary::Plan*> MatmulLibrary::Find(const ColumnMajorProble
   ZS_RETURN_IF_ERROR(MakePreference(problem, where, &preference));
   cublasLtMatmulHeuristicResult_t best = {};
   int count = 0;
-  ZS_BLAS(cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan->product.get(), plan->left.get(),
-                                         plan->right.get(), plan->result.get(), plan->result.get(),
-                                         preference.get(), 1, &best, &count));
+  ZS_BLAS(cublasLtMatmulAlgoGetHeuristic, handle_.get(), plan->product.get(), plan->left.get(),
+          plan->right.get(), plan->result.get(), plan->result.get(), preference.get(), 1, &best,
+          &count);
   const cublasStatus_t state = count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : best.state;
   ZS_RETURN_IF_ERROR(BlasStatus(state, "cublasLtMatmulAlgoGetHeuristic", where));
   plan->algorithm = best.algo;
@@ -209,10 +223,10 @@ absl::Status MatmulLibrary::Run(cudaStream_t stream, const MatmulArgs& args,
         Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu.pre_activation, where));
   }
   const float one = 1, beta = problem.accumulate ? 1 : 0;
-  const cublasStatus_t status =
-      cublasLtMatmul(handle_.get(), plan->product.get(), &one, args.b, plan->left.get(), args.a,
-                     plan->right.get(), &beta, args.c, plan->result.get(), args.c,
-                     plan->result.get(), &plan->algorithm, workspace, kMatmulWorkspace, stream);
+  const cublasStatus_t status = Lt().cublasLtMatmul(
+      handle_.get(), plan->product.get(), &one, args.b, plan->left.get(), args.a, plan->right.get(),
+      &beta, args.c, plan->result.get(), args.c, plan->result.get(), &plan->algorithm, workspace,
+      kMatmulWorkspace, stream);
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
   return BlasStatus(status, "cublasLtMatmul", Describe(problem));
 }

@@ -31,8 +31,8 @@ struct GeluEpilogue {
 class MatmulLibrary {
  public:
   // allow_tf32: fp32 operands are multiplied in TF32, about eight times faster and with 10 bits of
-  // fraction. The device must be current. FAILED_PRECONDITION where the library cannot use the GPU,
-  // RESOURCE_EXHAUSTED without memory.
+  // fraction. The device must be current. FAILED_PRECONDITION where the library is missing
+  // (LoadCublasLt) or cannot use the GPU, RESOURCE_EXHAUSTED without memory.
   static absl::StatusOr<std::unique_ptr<MatmulLibrary>> Create(bool allow_tf32);
 
   // Enqueues the product. workspace: kMatmulWorkspace bytes, 256-byte aligned, of this stream's
@@ -42,12 +42,13 @@ class MatmulLibrary {
                    void* workspace);
 
   bool allow_tf32() const { return allow_tf32_; }
-  static size_t version() { return cublasLtGetVersion(); }
+  // Of the library, once one was made: 130002 is 13.0.2.
+  static size_t version();
 
  private:
   struct Plan;
   struct Close {
-    void operator()(cublasLtHandle_t handle) const { cublasLtDestroy(handle); }
+    void operator()(cublasLtHandle_t handle) const;
   };
 
   MatmulLibrary(cublasLtHandle_t handle, bool allow_tf32);

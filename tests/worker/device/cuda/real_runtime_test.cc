@@ -1,6 +1,4 @@
 // The CUDA runtime itself. Without a GPU: that a program with it starts, and what it says.
-#include <pthread.h>
-
 #include <cstdint>
 #include <cstring>
 #include <future>
@@ -39,23 +37,6 @@ TEST(CudaRuntimeTest, ErrorsOfOtherCodesCallsHaveTheirNames) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorIllegalAddress"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("real_runtime_test.cc:"));
   EXPECT_TRUE(ZS_CUDA_CALL(0).ok());
-}
-
-TEST(CudaRuntimeTest, AThreadWithASmallStackStartsBesideCudasLibraries) {
-  pthread_attr_t attributes;
-  ASSERT_EQ(pthread_attr_init(&attributes), 0);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 100 << 10), 0);
-  pthread_t thread;
-  const auto use_it = [](void* seen) -> void* {
-    volatile char stack[64 << 10] = {};
-    *static_cast<bool*>(seen) = stack[sizeof(stack) - 1] == 0;
-    return nullptr;
-  };
-  bool seen = false;
-  ASSERT_EQ(pthread_create(&thread, &attributes, use_it, &seen), 0);
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
-  EXPECT_TRUE(seen);
 }
 
 class GpuTest : public testing::Test {

@@ -1,7 +1,6 @@
 #include "worker/comm/nccl/cuda/cuda_nccl_api.h"
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 
 #include <cstring>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/comm/nccl/cuda/fold_kernel.h"
+#include "worker/comm/nccl/cuda/nccl_library.h"
 #include "worker/comm/nccl/nccl_operation.h"
 #include "worker/device/cuda/event.h"
 #include "worker/device/cuda/stream.h"
@@ -81,17 +81,18 @@ class OperationEvent : public cuda::GpuEvent {
 
 class CudaNcclApi : public NcclApi {
  public:
-  explicit CudaNcclApi(cuda::CudaDevice* device) : device_(device), context_(device->context()) {}
+  CudaNcclApi(const NcclLibrary& nccl, cuda::CudaDevice* device)
+      : nccl_(nccl), device_(device), context_(device->context()) {}
   ~CudaNcclApi() override {
     for (cudaEvent_t mark : marks_) cudaEventDestroy(mark);
   }
 
   void EnterThread() override { context_->Enter().IgnoreError(); }
 
-  NcclResult Version(int* version) override { return Result(ncclGetVersion(version)); }
+  NcclResult Version(int* version) override { return Result(nccl_.ncclGetVersion(version)); }
   NcclResult MakeUniqueId(std::string* id) override {
     ncclUniqueId native;
-    const ncclResult_t result = ncclGetUniqueId(&native);
+    const ncclResult_t result = nccl_.ncclGetUniqueId(&native);
     id->assign(native.internal, sizeof(native.internal));
     return Result(result);
   }
@@ -102,57 +103,61 @@ class CudaNcclApi : public NcclApi {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t made = nullptr;
-    const ncclResult_t result = ncclCommInitRankConfig(&made, size, native, rank, &config);
+    const ncclResult_t result = nccl_.ncclCommInitRankConfig(&made, size, native, rank, &config);
     *comm = reinterpret_cast<NcclComm*>(made);
     return Result(result);
   }
   NcclResult AsyncError(NcclComm* comm, NcclResult* state) override {
     ncclResult_t native = ncclSuccess;
-    const ncclResult_t result = ncclCommGetAsyncError(Native(comm), &native);
+    const ncclResult_t result = nccl_.ncclCommGetAsyncError(Native(comm), &native);
     *state = Result(native);
     return Result(result);
   }
-  NcclResult Finalize(NcclComm* comm) override { return Result(ncclCommFinalize(Native(comm))); }
-  NcclResult Destroy(NcclComm* comm) override { return Result(ncclCommDestroy(Native(comm))); }
-  NcclResult Abort(NcclComm* comm) override { return Result(ncclCommAbort(Native(comm))); }
+  NcclResult Finalize(NcclComm* comm) override {
+    return Result(nccl_.ncclCommFinalize(Native(comm)));
+  }
+  NcclResult Destroy(NcclComm* comm) override {
+    return Result(nccl_.ncclCommDestroy(Native(comm)));
+  }
+  NcclResult Abort(NcclComm* comm) override { return Result(nccl_.ncclCommAbort(Native(comm))); }
   std::string Describe(NcclResult result, NcclComm* comm) override {
-    const char* last = ncclGetLastError(Native(comm));
-    std::string text = ncclGetErrorString(static_cast<ncclResult_t>(result));
+    const char* last = nccl_.ncclGetLastError(Native(comm));
+    std::string text = nccl_.ncclGetErrorString(static_cast<ncclResult_t>(result));
     if (last != nullptr && *last != '\0') absl::StrAppend(&text, " (", last, ")");
     return text;
   }
 
-  NcclResult GroupStart() override { return Result(ncclGroupStart()); }
-  NcclResult GroupEnd() override { return Result(ncclGroupEnd()); }
+  NcclResult GroupStart() override { return Result(nccl_.ncclGroupStart()); }
+  NcclResult GroupEnd() override { return Result(nccl_.ncclGroupEnd()); }
   NcclResult AllGather(const void* send, void* receive, int64_t count, DType type, NcclComm* comm,
                        NcclStream* stream) override {
-    return Result(ncclAllGather(send, receive, static_cast<size_t>(count), Native(type),
-                                Native(comm), Native(stream)));
+    return Result(nccl_.ncclAllGather(send, receive, static_cast<size_t>(count), Native(type),
+                                      Native(comm), Native(stream)));
   }
   NcclResult ReduceScatter(const void* send, void* receive, int64_t count, DType type,
                            NcclComm* comm, NcclStream* stream) override {
-    return Result(ncclReduceScatter(send, receive, static_cast<size_t>(count), Native(type),
-                                    ncclSum, Native(comm), Native(stream)));
+    return Result(nccl_.ncclReduceScatter(send, receive, static_cast<size_t>(count), Native(type),
+                                          ncclSum, Native(comm), Native(stream)));
   }
   NcclResult AllReduce(const void* send, void* receive, int64_t count, DType type, NcclComm* comm,
                        NcclStream* stream) override {
-    return Result(ncclAllReduce(send, receive, static_cast<size_t>(count), Native(type), ncclSum,
-                                Native(comm), Native(stream)));
+    return Result(nccl_.ncclAllReduce(send, receive, static_cast<size_t>(count), Native(type),
+                                      ncclSum, Native(comm), Native(stream)));
   }
   NcclResult Broadcast(void* buffer, int64_t count, DType type, int root, NcclComm* comm,
                        NcclStream* stream) override {
-    return Result(ncclBroadcast(buffer, buffer, static_cast<size_t>(count), Native(type), root,
-                                Native(comm), Native(stream)));
+    return Result(nccl_.ncclBroadcast(buffer, buffer, static_cast<size_t>(count), Native(type),
+                                      root, Native(comm), Native(stream)));
   }
   NcclResult Send(const void* buffer, int64_t count, DType type, int peer, NcclComm* comm,
                   NcclStream* stream) override {
-    return Result(ncclSend(buffer, static_cast<size_t>(count), Native(type), peer, Native(comm),
-                           Native(stream)));
+    return Result(nccl_.ncclSend(buffer, static_cast<size_t>(count), Native(type), peer,
+                                 Native(comm), Native(stream)));
   }
   NcclResult Receive(void* buffer, int64_t count, DType type, int peer, NcclComm* comm,
                      NcclStream* stream) override {
-    return Result(ncclRecv(buffer, static_cast<size_t>(count), Native(type), peer, Native(comm),
-                           Native(stream)));
+    return Result(nccl_.ncclRecv(buffer, static_cast<size_t>(count), Native(type), peer,
+                                 Native(comm), Native(stream)));
   }
 
   absl::StatusOr<NcclStream*> NewStream() override {
@@ -230,6 +235,7 @@ class CudaNcclApi : public NcclApi {
   }
 
  private:
+  const NcclLibrary& nccl_;
   cuda::CudaDevice* const device_;
   const std::shared_ptr<cuda::Context> context_;
   std::mutex mutex_;
@@ -239,8 +245,9 @@ class CudaNcclApi : public NcclApi {
 
 }  // namespace
 
-std::shared_ptr<NcclApi> MakeCudaNcclApi(cuda::CudaDevice* device) {
-  return std::make_shared<CudaNcclApi>(device);
+absl::StatusOr<std::shared_ptr<NcclApi>> MakeCudaNcclApi(cuda::CudaDevice* device) {
+  ZS_ASSIGN_OR_RETURN(const NcclLibrary* const nccl, LoadNccl());
+  return std::make_shared<CudaNcclApi>(*nccl, device);
 }
 
 }  // namespace zeroshard
