@@ -255,6 +255,20 @@ absl::StatusOr<v1::StorePlan> PlanStore(const v1::JobSpec& spec) {
   return plan;
 }
 
+std::string NoteOnLiveParameters(const v1::JobSpec& spec) {
+  if (spec.zero_optimization().stage() != 3 || !OffloadsParameters(spec)) return "";
+  const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
+  if (!model.ok()) return "";
+  const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
+  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+  const int64_t widest = WidestUse(policy);
+  if (policy.options.max_live >= widest) return "";
+  return absl::StrCat("zero_optimization.stage3_max_live_parameters: seen ",
+                      policy.options.max_live, ", but the widest step of this model gathers ",
+                      widest, " parameters at once, so that many are live then and nothing is kept "
+                      "or fetched ahead; write ", widest, " or more for a bound that holds");
+}
+
 uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank) {
   if (policy.options.offload_optimizer) return 0;
   uint64_t bytes = 0;

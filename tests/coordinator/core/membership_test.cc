@@ -98,7 +98,7 @@ TEST(Membership, ASecondProcessOfALiveNameIsRefusedReadably) {
   EXPECT_FALSE(refused->refused().fenced());
   EXPECT_THAT(
       refused->refused().reason(),
-      HasSubstr(absl::StrCat("worker-0 is taken by pid ", first.hello.pid(), " on host host-a")));
+      HasSubstr(absl::StrCat("the name worker-0 is taken by pid ", first.hello.pid(), " on host host-a")));
   EXPECT_THAT(refused->refused().reason(), HasSubstr("another name"));
   EXPECT_FALSE(h.IsClosed(first.session));
 }
