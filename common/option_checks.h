@@ -24,7 +24,8 @@ inline std::string WholeNumberProblem(const std::string& text, uint64_t most) {
 // A variable that is not set becomes an empty value.
 inline std::string EmptyProblem(const std::string& text, const std::string& wanted) {
   if (!text.empty()) return "";
-  return absl::StrCat("seen an empty value, wanted ", wanted, "; leave the option out for its default");
+  return absl::StrCat("seen an empty value, wanted ", wanted,
+                      "; leave the option out for its default");
 }
 
 inline std::string NotNegativeProblem(const std::string& text) {

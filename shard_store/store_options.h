@@ -15,10 +15,10 @@ namespace zeroshard::store {
 uint64_t LeastNvmeBytes();
 
 struct StoreOptions {
-  uint64_t memory_limit = 0;  // bytes; 0 before parsing: this host's
-  std::string nvme_dir;       // empty: none
-  uint64_t nvme_limit = 0;    // bytes; 0: what is free
-  int threads = 0;            // 0 before parsing: one a core
+  uint64_t memory_limit = 0;   // bytes; 0 before parsing: this host's
+  std::string nvme_dir;        // empty: none
+  uint64_t nvme_limit = 0;     // bytes; 0: what is free
+  int threads = 0;             // 0 before parsing: one a core
   double shutdown_grace = 30;  // seconds
 };
 

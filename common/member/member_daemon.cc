@@ -29,9 +29,9 @@ absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
   const std::string text =
       absl::StrCat("gave up after ", absl::FormatDuration(limit), ": ", last.message());
   if (absl::IsFailedPrecondition(last)) return absl::FailedPreconditionError(text);
-  return absl::UnavailableError(
-      absl::StrCat(text, ". Start one there (zeroshard-coordinator --listen ", coordinator,
-                   ") or correct --coordinator"));
+  return absl::UnavailableError(absl::StrCat(text,
+                                             ". Start one there (zeroshard-coordinator --listen ",
+                                             coordinator, ") or correct --coordinator"));
 }
 
 }  // namespace
@@ -61,10 +61,11 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
   app->add_option("--port-file", options->port_file,
                   "Write {\"grpc\": ..., \"metrics\": ..., \"pid\": ...} here once both ports are "
                   "open.");
-  app->add_option("--connect-timeout", options->connect_timeout_seconds,
-                  "Give up when no coordinator has accepted this member within so many seconds of "
-                  "the start: with exit code 3 where none answers, 4 where one refuses it (its name "
-                  "is taken). 0: keep trying for ever.")
+  app->add_option(
+         "--connect-timeout", options->connect_timeout_seconds,
+         "Give up when no coordinator has accepted this member within so many seconds of "
+         "the start: with exit code 3 where none answers, 4 where one refuses it (its name "
+         "is taken). 0: keep trying for ever.")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }

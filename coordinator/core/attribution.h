@@ -45,8 +45,8 @@ struct Blame {
 //   1. a process that ended
 //   2. a rank that was lost, or failed by an error of its own (no broken connection, no deadline),
 //   or was told to leave
-//   3. a rank whose stream is broken; of several, one blamed by most peers, then one with fewest own
-//   accusations
+//   3. a rank whose stream is broken; of several, one blamed by most peers, then one with fewest
+//   own accusations
 //   4. a rank's own report that a store is gone: its peers lose the rank that ends for it
 //   5. a rank blamed by peers, weighed as in 3
 //   6. the first rank that reported anything

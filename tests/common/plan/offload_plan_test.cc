@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/plan/chunk_table.h"
 #include "common/plan/planner.h"
 #include "gtest/gtest.h"
