@@ -8,10 +8,9 @@
 #include <system_error>
 #include <thread>
 
-#include "CLI/Config.hpp"
-#include "CLI/Formatter.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/files.h"
 #include "common/log.h"
 #include "common/member/host_info.h"
@@ -109,7 +108,7 @@ void AddStoreOptions(CLI::App* app, StoreOptions* options) {
 absl::StatusOr<uint64_t> PrepareNvme(const StoreOptions& options) {
   const std::string& folder = options.nvme_dir;
   if (folder.empty()) {
-    if (options.nvme_limit == 0) return 0;
+    if (options.nvme_limit == 0) return uint64_t{0};
     return absl::InvalidArgumentError("--nvme-limit needs --nvme-dir");
   }
   if (absl::Status made = MakeNvmeFolder(folder); !made.ok()) return made;
