@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint/reader.h"
 #include "common/files.h"
 #include "common/hf/config.h"
+#include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
 #include "common/status_macros.h"
 
@@ -126,6 +128,9 @@ absl::StatusOr<LoadedJob> LoadJobFile(const std::string& path, const LoadJobOpti
   if (!warnings.ok()) return in_source(warnings.status());
   job.warnings = *std::move(warnings);
   if (absl::Status status = NormaliseJobSpec(&job.spec); !status.ok()) return in_source(status);
+  if (std::string note = NoteOnLiveParameters(job.spec); !note.empty()) {
+    job.warnings.push_back(std::move(note));
+  }
   return job;
 }
 

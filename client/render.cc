@@ -115,6 +115,15 @@ std::string FormatStores(const v1::JobStatus& status) {
   return FormatTable(rows);
 }
 
+// By tier: "1.2 GB, 30 GB on disk".
+std::string HeldBy(const v1::Node& node) {
+  std::string text = FormatBytes(node.held_bytes());
+  if (node.held_nvme_bytes() != 0) {
+    absl::StrAppend(&text, ", ", FormatBytes(node.held_nvme_bytes()), " on disk");
+  }
+  return text;
+}
+
 // Negative: nobody is there to be heard.
 std::string AgeOf(int64_t ms) {
   if (ms < 0) return "-";
@@ -244,8 +253,8 @@ std::string FormatNodes(const v1::NodesResponse& nodes) {
     return "no members yet; start zeroshard-worker --coordinator HOST:PORT on each machine\n";
   }
   std::vector<std::vector<std::string>> rows = {{"NAME", "KIND", "STATE", "JOB", "HOST", "DEVICE",
-                                                 "THREADS", "MEMORY", "RESERVED", "NVME", "METRICS",
-                                                 "HEARD"}};
+                                                 "THREADS", "MEMORY", "RESERVED", "NVME", "CHUNKS",
+                                                 "HELD", "METRICS", "HEARD"}};
   for (const v1::Node& node : nodes.nodes()) {
     const v1::Hello& hello = node.hello();
     const bool store = hello.kind() == v1::MEMBER_KIND_STORE;
@@ -258,6 +267,7 @@ std::string FormatNodes(const v1::NodesResponse& nodes) {
                     hello.nvme_bytes() == 0 ? "-"
                                             : absl::StrCat(FormatBytes(node.reserved_nvme_bytes()),
                                                            " of ", FormatBytes(hello.nvme_bytes())),
+                    store ? absl::StrCat(node.chunks()) : "-", store ? HeldBy(node) : "-",
                     hello.metrics_address().empty() ? "-" : hello.metrics_address(),
                     AgeOf(node.heartbeat_age_ms())});
   }

@@ -21,6 +21,13 @@ inline std::string WholeNumberProblem(const std::string& text, uint64_t most) {
   return absl::StrCat("seen ", text, ", wanted a whole number from 0 to ", most);
 }
 
+// A variable that is not set becomes an empty value.
+inline std::string EmptyProblem(const std::string& text, const std::string& wanted) {
+  if (!text.empty()) return "";
+  return absl::StrCat("seen an empty value, wanted ", wanted,
+                      "; leave the option out for its default");
+}
+
 inline std::string NotNegativeProblem(const std::string& text) {
   double value = 0;
   if (absl::SimpleAtod(text, &value) && value >= 0 && std::isfinite(value)) return "";

@@ -15,12 +15,24 @@
 #include "common/log.h"
 #include "common/member/host_info.h"
 #include "common/net_address.h"
+#include "common/option_checks.h"
 #include "common/version.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kGoodbye = absl::Seconds(2);
+
+// A coordinator that refuses says itself what to do.
+absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
+                    const std::string& coordinator) {
+  const std::string text =
+      absl::StrCat("gave up after ", absl::FormatDuration(limit), ": ", last.message());
+  if (absl::IsFailedPrecondition(last)) return absl::FailedPreconditionError(text);
+  return absl::UnavailableError(absl::StrCat(text,
+                                             ". Start one there (zeroshard-coordinator --listen ",
+                                             coordinator, ") or correct --coordinator"));
+}
 
 }  // namespace
 
@@ -34,6 +46,7 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
   app->add_option(
          "--name", options->name,
          "This member's name, unique in the cluster. Default: its kind and the host's name.")
+      ->check([](const std::string& text) { return EmptyProblem(text, "a name"); })
       ->envname("ZEROSHARD_NAME");
   app->add_option("--listen", options->listen,
                   "Where to serve gRPC, host:port. Port 0 takes a free one.")
@@ -48,9 +61,11 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
   app->add_option("--port-file", options->port_file,
                   "Write {\"grpc\": ..., \"metrics\": ..., \"pid\": ...} here once both ports are "
                   "open.");
-  app->add_option("--connect-timeout", options->connect_timeout_seconds,
-                  "Give up, with exit code 3, when no coordinator has accepted this member within "
-                  "so many seconds of the start. 0: keep trying for ever.")
+  app->add_option(
+         "--connect-timeout", options->connect_timeout_seconds,
+         "Give up when no coordinator has accepted this member within so many seconds of "
+         "the start: with exit code 3 where none answers, 4 where one refuses it (its name "
+         "is taken). 0: keep trying for ever.")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
@@ -60,7 +75,12 @@ int ParseOrExitCode(CLI::App* app, int argc, char** argv, bool* go_on) {
   try {
     app->parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app->exit(error) == 0 ? kExitOk : kExitUsage;
+    if (error.get_exit_code() == 0) {
+      app->exit(error);  // --help, --version
+      return kExitOk;
+    }
+    return ReportFailure(app->get_name(), absl::InvalidArgumentError(absl::StrCat(
+                                              error.what(), "; see ", app->get_name(), " --help")));
   }
   *go_on = true;
   return kExitOk;
@@ -144,12 +164,7 @@ int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* sessio
     const absl::Status welcomed = session->WaitWelcome(absl::ZeroDuration());
     if (welcomed.ok()) break;
     if (absl::FromChrono(std::chrono::steady_clock::now() - start) >= limit) {
-      code =
-          ReportFailure(options_.program,
-                        absl::UnavailableError(absl::StrCat(
-                            "gave up after ", absl::FormatDuration(limit), ": ", welcomed.message(),
-                            ". Start one there (zeroshard-coordinator --listen ",
-                            options_.coordinator, ") or correct --coordinator")));
+      code = ReportFailure(options_.program, GaveUp(limit, welcomed, options_.coordinator));
       break;
     }
     got = signal->Wait(absl::Milliseconds(100));

@@ -46,6 +46,10 @@ absl::Status MemberSession::WaitWelcome(absl::Duration timeout) {
   if (welcomed_changed_.wait_for(lock, wait, [this] { return ever_welcomed_; })) {
     return absl::OkStatus();
   }
+  if (absl::IsFailedPrecondition(last_error_)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("at ", options_.coordinator, " ", last_error_.message()));
+  }
   return absl::DeadlineExceededError(
       absl::StrCat("no coordinator at ", options_.coordinator,
                    " has accepted this member yet: ", last_error_.message()));

@@ -61,8 +61,8 @@ class MemberSession {
   MemberSession(const MemberSession&) = delete;
   MemberSession& operator=(const MemberSession&) = delete;
 
-  // OK once a coordinator has welcomed this member (now or earlier). DEADLINE_EXCEEDED says what
-  // the last attempt met.
+  // OK once a coordinator has welcomed this member (now or earlier). FAILED_PRECONDITION: the last
+  // one that answered refused it, and why. DEADLINE_EXCEEDED says what else the last attempt met.
   absl::Status WaitWelcome(absl::Duration timeout);
 
   // Says goodbye and ends; waits at most `timeout` for the coordinator to hear it.

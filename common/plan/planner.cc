@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "common/plan/activation_table.h"
 #include "common/plan/chunk_table.h"
 #include "common/plan/offload.h"
@@ -253,6 +254,23 @@ absl::StatusOr<v1::StorePlan> PlanStore(const v1::JobSpec& spec) {
   plan.set_staging_bytes(staging);
   plan.set_replicas(std::max<uint32_t>(1, spec.store().replicas()));
   return plan;
+}
+
+std::string NoteOnLiveParameters(const v1::JobSpec& spec) {
+  if (spec.zero_optimization().stage() != 3 || !OffloadsParameters(spec)) return "";
+  if (spec.train_micro_batch_size_per_gpu() == 0) return "";  // not filled in
+  const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
+  if (!model.ok()) return "";
+  const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
+  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+  const int64_t widest = WidestUse(policy);
+  if (policy.options.max_live >= widest) return "";
+  return absl::StrCat("zero_optimization.stage3_max_live_parameters: seen ",
+                      policy.options.max_live, ", but the widest step of this model gathers ",
+                      widest,
+                      " parameters at once, so that many are live then and nothing is kept "
+                      "or fetched ahead; write ",
+                      widest, " or more for a bound that holds");
 }
 
 uint64_t CheckpointCopyBytes(const ModelTable& model, const ZeroPolicy& policy, int rank) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,10 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
 // What one copy of the job's state is in the stores: together they hold `replicas` times the bytes.
 // Nothing for a job without offload. INVALID_ARGUMENT from MakeModelTable.
 absl::StatusOr<v1::StorePlan> PlanStore(const v1::JobSpec& spec);
+
+// What a user should know of a valid job's stage3_max_live_parameters: with offload_param it bounds
+// what is gathered, but never below the widest single use. Empty: nothing, or no valid model.
+std::string NoteOnLiveParameters(const v1::JobSpec& spec);
 
 // What a rank of a job with a checkpoint section sets aside beside its plan: one fp32 copy of the
 // state that it owns (12 bytes an element of a unit that is trained, 4 of a frozen one), from which

@@ -44,6 +44,16 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
   return o;
 }
 
+int64_t WidestUse(const ZeroPolicy& policy) {
+  const auto length = [&policy](size_t u) {
+    return policy.resident[u] ? 0 : policy.layouts[u].length;
+  };
+  int64_t widest = 0;
+  for (size_t u = 0; u < policy.layouts.size(); ++u) widest = std::max(widest, length(u));
+  // The head uses a tied table beside its own unit.
+  return policy.tied ? std::max(widest, length(0) + length(policy.layouts.size() - 1)) : widest;
+}
+
 namespace {
 
 // The order in which a micro-batch needs parameters. The head's forward and backward are one use;
@@ -56,17 +66,6 @@ std::vector<UnitUse> ExecutionOrder(int units, bool tied, bool backward) {
   uses.push_back({.unit = head});
   for (int u = head - 1; u > 0 && backward; --u) uses.push_back({.unit = u, .backward = true});
   return uses;
-}
-
-// The most elements that are gathered for one forward or backward.
-int64_t WidestUse(const ZeroPolicy& policy) {
-  const auto length = [&policy](size_t u) {
-    return policy.resident[u] ? 0 : policy.layouts[u].length;
-  };
-  int64_t widest = 0;
-  for (size_t u = 0; u < policy.layouts.size(); ++u) widest = std::max(widest, length(u));
-  // The head uses a tied table beside its own unit.
-  return policy.tied ? std::max(widest, length(0) + length(policy.layouts.size() - 1)) : widest;
 }
 
 // Fills gather and release: a unit is kept from one use to the next if what is used in between is

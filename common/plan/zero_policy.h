@@ -89,6 +89,10 @@ struct ZeroPolicy {
 
 ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options);
 
+// The most elements that are gathered for one forward or backward. Where parameters are offloaded,
+// stage3_max_live_parameters below it cannot be held.
+int64_t WidestUse(const ZeroPolicy& policy);
+
 // Element ranges of a unit's flat vector that hold its token table (unit 0's first tensor).
 struct ElementRange {
   int64_t begin = 0, end = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/text.h"
 
@@ -65,6 +66,13 @@ bool AskedToLeave(const v1::ReportEndRequest& end, uint32_t rank) {
          end.blamed_rank() == rank;
 }
 
+bool NamesStore(const v1::ReportEndRequest& end, uint32_t rank, const v1::StoreMap::Store& store) {
+  if (end.completed() || (end.has_blamed_rank() && end.blamed_rank() != rank)) return false;
+  return IsNetworkCode(end.error_code()) &&
+         absl::StrContains(end.message(),
+                           absl::StrCat("store ", store.member(), " at ", store.address()));
+}
+
 bool IsNetworkCode(const std::string& code) {
   return code == "UNAVAILABLE" || code == "ABORTED" || code == "CANCELLED" ||
          code == "DEADLINE_EXCEEDED";
@@ -123,6 +131,12 @@ Blame Attribute(const std::vector<RankEvidence>& ranks) {
   for (const RankEvidence& evidence : ranks) {
     if (evidence.accusers.empty() && !evidence.disconnected) continue;
     if (blamed == nullptr || weight(evidence) > weight(*blamed)) blamed = &evidence;
+  }
+  const auto* without_store =
+      earliest([](const RankEvidence& e) { return e.failed && e.names_store; });
+  if (without_store != nullptr && (blamed == nullptr || !blamed->disconnected)) {
+    return Blame{without_store->rank,
+                 absl::StrCat(Name(*without_store), ": ", Says(*without_store->failed)), false};
   }
   if (blamed != nullptr) {
     std::string text = absl::StrCat(Name(*blamed), " stopped answering");

@@ -174,6 +174,8 @@ class Core {
 
   // core_stores.cc: the stores of offloaded jobs (`run.offload` is there)
   const Member* MemberOf(const StoreSlot& slot) const;
+  // views.cc: what a store has said that it holds.
+  void AddHeld(const std::string& incarnation, v1::Node* node) const;
   StoreUse ReservedOn(const std::string& member, const std::string& incarnation,
                       const Run* except) const;
   std::vector<StoreCandidate> Candidates(const Run& run, bool with_failed) const;

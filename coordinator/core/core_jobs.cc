@@ -87,6 +87,9 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   by_order_[run.job.order] = run_id;
   newest_[name] = run_id;
   SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
+  if (const std::string note = NoteOnLiveParameters(event.spec); !note.empty()) {
+    AddEvent(run, note, moment, out);
+  }
   if (event.from) {
     AddEvent(run, DescribeStart(*event.from), moment, out);
     for (const std::string& skipped : event.from->skipped) {

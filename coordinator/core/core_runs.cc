@@ -405,6 +405,12 @@ std::vector<RankEvidence> Core::Evidence(const Run& run, const Moment& moment) c
     evidence.accusers = rank.accusers;
     evidence.order = rank.evidence_order;
     if (rank.record.ended && !rank.record.end.completed()) evidence.failed = rank.record.end;
+    if (evidence.failed && run.offload != nullptr) {
+      const auto& slots = run.offload->slots;
+      evidence.names_store = std::any_of(slots.begin(), slots.end(), [&](const StoreSlot& slot) {
+        return NamesStore(*evidence.failed, evidence.rank, slot.store);
+      });
+    }
     const Member* member = members_.Find(rank.record.member);
     if (member != nullptr && member->session == 0 && !rank.record.ended &&
         member->hello.incarnation() == rank.record.incarnation) {

@@ -85,8 +85,8 @@ Membership::Verdict Membership::Judge(const v1::Hello& hello, absl::Duration now
     verdict.stale_session = old->session;
     return verdict;
   }
-  const std::string who = absl::StrCat(hello.name(), " is taken by pid ", old->hello.pid(),
-                                       " on host ", old->hello.host());
+  const std::string who = absl::StrCat("the name ", hello.name(), " is taken by pid ",
+                                       old->hello.pid(), " on host ", old->hello.host());
   const std::string heard = absl::StrCat("last heard ", Age(now - old->last_heard), " ago");
   if (old->session == 0 && old->hello.host() == hello.host()) {
     verdict.kind = Verdict::kNew;

@@ -164,6 +164,12 @@ absl::Status NoRoom(const StoreNeeds& needs, uint32_t replicas,
                     " of free memory for the buffers counts as full");
   }
   if (rooms.size() < replicas) absl::StrAppend(&text, ", and at least ", replicas, " are wanted");
+  if (needs.nvme && limit == 0) {
+    absl::StrAppend(
+        &text,
+        "; no store has both an NVMe folder and that memory: start stores with --nvme-dir "
+        "FOLDER");
+  }
   return absl::ResourceExhaustedError(text);
 }
 

@@ -112,6 +112,21 @@ std::vector<v1::JobStatus> Core::List() const {
   return jobs;
 }
 
+void Core::AddHeld(const std::string& incarnation, v1::Node* node) const {
+  for (const auto& [run_id, run] : runs_) {
+    if (run.offload == nullptr || IsEnded(run.job.state)) continue;
+    for (const StoreSlot& slot : run.offload->slots) {
+      if (slot.store.incarnation() != incarnation) continue;
+      const v1::StoreUsage& usage = slot.report.usage();
+      node->set_chunks(node->chunks() + usage.chunks());
+      node->set_held_bytes(node->held_bytes() + usage.master_bytes() + usage.exp_avg_bytes() +
+                           usage.exp_avg_sq_bytes() + usage.parameter_bytes() +
+                           usage.staging_bytes());
+      node->set_held_nvme_bytes(node->held_nvme_bytes() + usage.nvme_bytes());
+    }
+  }
+}
+
 std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
   std::vector<v1::Node> nodes;
   const absl::Duration now = moment.now - discount_;
@@ -127,6 +142,7 @@ std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
       node.set_reserved_bytes(use.memory);
       node.set_reserved_nvme_bytes(use.nvme);
       node.set_jobs(use.jobs);
+      AddHeld(member.hello.incarnation(), &node);
       if (use.jobs != 0) node.set_state("running");
     }
     if (!member.assignment) continue;

@@ -49,7 +49,14 @@ absl::StatusOr<std::shared_ptr<DirectFile>> DirectFile::Create(const std::string
           "memory beside --memory-limit; give --nvme-dir a folder on ext4 or XFS");
     }
   }
-  if (fd < 0) return ErrnoError(errno, "create", path);
+  if (fd < 0) {
+    const absl::Status failed = ErrnoError(errno, "create", path);
+    return absl::Status(
+        failed.code(),
+        absl::StrCat(failed.message(),
+                     "; let this process make files there (owner, mode, mount options), or give "
+                     "--nvme-dir another folder, and start the store again"));
+  }
   return std::shared_ptr<DirectFile>(new DirectFile(fd, path, direct, hook));
 }
 

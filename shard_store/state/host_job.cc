@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval(300);
 
-constexpr std::chrono::seconds kWaitLogged(10);  // so often at most
+constexpr std::chrono::seconds kLoadingLogged(10);  // so often at most
 
 constexpr char kNoAnswer[] = ", whose file system does not answer";
 
@@ -325,7 +325,7 @@ void HostJob::OnLoading(uint64_t life, const std::string& what, bool waits) {
     if (life != life_) return;
     const bool first = loading_.empty();
     loading_ = what;
-    log = first || (waits && now - loading_logged_ > kWaitLogged);
+    log = first || now - loading_logged_ > kLoadingLogged;
     if (log) {
       loading_logged_ = now;
       run_id = control_.report().run_id();

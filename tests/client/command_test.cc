@@ -290,14 +290,19 @@ TEST_F(CommandTest, NodesShowsWhatStoresHaveAndWhatIsReserved) {
   node.set_reserved_bytes(12'500'000'000);
   node.set_reserved_nvme_bytes(300'000'000'000);
   node.set_jobs(2);
+  node.set_chunks(37);
+  node.set_held_bytes(11'000'000'000);
+  node.set_held_nvme_bytes(280'000'000'000);
   fake_.nodes = {node};
   EXPECT_THAT(Run({"nodes"}).out,
               AllOf(HasSubstr("RESERVED"), HasSubstr("2 jobs"), HasSubstr("64 GB"),
-                    HasSubstr("12.5 GB"), HasSubstr("300 GB of 2 TB")));
+                    HasSubstr("12.5 GB"), HasSubstr("300 GB of 2 TB"), HasSubstr("CHUNKS"),
+                    HasSubstr("37"), HasSubstr("11 GB, 280 GB on disk")));
   const Json json = Json::parse(Run({"nodes", "--output", "json"}).out);
   EXPECT_EQ(json["nodes"][0]["reserved_bytes"], 12'500'000'000);
   EXPECT_EQ(json["nodes"][0]["reserved_nvme_bytes"], 300'000'000'000);
   EXPECT_EQ(json["nodes"][0]["jobs"], 2);
+  EXPECT_EQ(json["nodes"][0]["chunks"], 37);
 }
 
 TEST_F(CommandTest, StatusShowsWhereTheChunksOfAnOffloadedJobAre) {

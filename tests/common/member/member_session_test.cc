@@ -143,8 +143,10 @@ TEST(MemberSessionTest, KeepsTryingWhileItIsRefused) {
   MemberSession session(Options(cluster), &recorder);
   ASSERT_TRUE(cluster.Await([](const auto& state) { return state.hellos.size() >= 3; }));
   const absl::Status status = session.WaitWelcome(absl::ZeroDuration());
-  EXPECT_THAT(status.message(), AllOf(HasSubstr(cluster.address()),
-                                      HasSubstr("worker-0 is taken by pid 7 on host-b")));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr(cluster.address()), HasSubstr("refused this member"),
+                    HasSubstr("worker-0 is taken by pid 7 on host-b")));
   cluster.With([&](auto& state) {
     for (const v1::Hello& hello : state.hellos) {
       EXPECT_EQ(hello.incarnation(), session.incarnation());

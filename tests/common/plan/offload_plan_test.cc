@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/plan/chunk_table.h"
 #include "common/plan/planner.h"
 #include "gtest/gtest.h"
@@ -212,6 +213,23 @@ TEST(OffloadPlan, GatheredUnitsStayUnderMaxLiveParameters) {
   EXPECT_EQ(gathers.front(), 7);
   EXPECT_EQ(gathers.back(), 4);
   EXPECT_TRUE(std::is_sorted(gathers.rbegin(), gathers.rend()));
+}
+
+TEST(OffloadPlan, ABoundBelowTheWidestUseIsNotedWithWhatIsNeeded) {
+  v1::JobSpec spec = Spec(3, true, true, 2);
+  v1::ZeroSpec* zero = spec.mutable_zero_optimization();
+  const uint64_t widest = std::max(kBlock, kEmbedding + kHead);
+  for (const uint64_t low : {uint64_t{0}, widest - 1}) {
+    zero->set_stage3_max_live_parameters(low);
+    const std::string note = NoteOnLiveParameters(spec);
+    EXPECT_NE(note.find(absl::StrCat("seen ", low, ",")), std::string::npos) << note;
+    EXPECT_NE(note.find(absl::StrCat("write ", widest, " or more")), std::string::npos) << note;
+  }
+  zero->set_stage3_max_live_parameters(widest);
+  EXPECT_EQ(NoteOnLiveParameters(spec), "");
+  zero->clear_offload_param();
+  zero->set_stage3_max_live_parameters(0);
+  EXPECT_EQ(NoteOnLiveParameters(spec), "");
 }
 
 TEST(PlanStore, CountsOneCopyOfEveryChunk) {

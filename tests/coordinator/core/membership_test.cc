@@ -96,9 +96,9 @@ TEST(Membership, ASecondProcessOfALiveNameIsRefusedReadably) {
   const auto* refused = h.member("worker-0").Last(Kind::kRefused);
   ASSERT_NE(refused, nullptr);
   EXPECT_FALSE(refused->refused().fenced());
-  EXPECT_THAT(
-      refused->refused().reason(),
-      HasSubstr(absl::StrCat("worker-0 is taken by pid ", first.hello.pid(), " on host host-a")));
+  EXPECT_THAT(refused->refused().reason(),
+              HasSubstr(absl::StrCat("the name worker-0 is taken by pid ", first.hello.pid(),
+                                     " on host host-a")));
   EXPECT_THAT(refused->refused().reason(), HasSubstr("another name"));
   EXPECT_FALSE(h.IsClosed(first.session));
 }

@@ -97,6 +97,19 @@ TEST(OffloadRecovery, ANetworkErrorRecoversAndAnErrorOfARankFails) {
   }
 }
 
+TEST(OffloadRecovery, AStoreThatARankLostIsNamedThoughAPeerLostThatRank) {
+  OffloadHarness h;
+  Start(h, 1);
+  h.Train("a", 1);
+  h.End("worker-1", "UNAVAILABLE", "connection reset", 0);
+  h.End("worker-0", "UNAVAILABLE",
+        absl::StrCat("store store-0 at ", h.member("store-0").hello.address(), ": gone"));
+  h.Pump();
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(h.LastEvents("a"), AllOf(HasSubstr("UNAVAILABLE: store store-0 at "),
+                                       ::testing::Not(HasSubstr("stopped answering"))));
+}
+
 TEST(OffloadRecovery, AWorkerThatWasToldToLeaveIsReplaced) {
   OffloadHarness h;
   Start(h, 1);

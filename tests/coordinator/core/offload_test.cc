@@ -56,6 +56,7 @@ TEST(OffloadAdmission, NvmeCountsAgainstTheNvmeFolder) {
   h.StartStore("store-0", "host-s", 1 << 30, 1000);
   const RequestId id = h.SubmitJob(spec);
   EXPECT_THAT(h.Answer(id).status.message(), HasSubstr("NVMe"));
+  EXPECT_THAT(h.Answer(id).status.message(), Not(HasSubstr("--nvme-dir")));
   // One without memory for the buffers does not do either.
   h.StartStore("store-1", "host-s", 1000, 1 << 30);
   EXPECT_THAT(h.Answer(h.SubmitJob(spec)).status.message(),
@@ -95,6 +96,32 @@ TEST(OffloadAdmission, ASecondJobWaitsForTheRoomOfTheFirst) {
   h.Store("store-0").deaf = false;
   h.Pump();
   EXPECT_EQ(h.Status("b").state(), v1::JOB_STATE_PLACING);
+}
+
+TEST(OffloadAdmission, NodesTellWhatAStoreHoldsByTier) {
+  OffloadHarness h;
+  Start(h, 1);
+  v1::StoreUsage& usage = *h.Stored("store-0", "a-1").report.mutable_usage();
+  usage.set_chunks(5);
+  usage.set_master_bytes(100);
+  usage.set_exp_avg_bytes(20);
+  usage.set_exp_avg_sq_bytes(3);
+  usage.set_parameter_bytes(4000);
+  usage.set_staging_bytes(50000);
+  usage.set_nvme_bytes(700);
+  h.Pump();
+  const auto held = [&h] {
+    for (const v1::Node& node : h.core().Nodes(Moment{h.now(), h.unix_ms()})) {
+      if (node.hello().name() == "store-0") return node;
+    }
+    return v1::Node();
+  };
+  EXPECT_EQ(held().chunks(), 5);
+  EXPECT_EQ(held().held_bytes(), 54123);
+  EXPECT_EQ(held().held_nvme_bytes(), 700);
+  h.CancelJob("a");
+  h.Idle("worker-0");
+  EXPECT_EQ(held().chunks(), 0);
 }
 
 TEST(OffloadAdmission, ADropIsSaidAgainUntilItIsAnswered) {

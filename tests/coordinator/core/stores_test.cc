@@ -77,6 +77,16 @@ TEST(PlaceChunks, RefusesWithTheNumbers) {
               AllOf(HasSubstr("4.0 MB"), HasSubstr("2.5 MB are free of 3.0 MB on 2 stores")));
 }
 
+TEST(PlaceChunks, StoresWithoutAnNvmeFolderAreToldTheOption) {
+  StoreNeeds needs = Needs({2000000});
+  needs.nvme = true;
+  EXPECT_THAT(PlaceChunks(needs, 1, Rooms({0, 0})).status().message(),
+              AllOf(HasSubstr("of the stores' NVMe folders"), HasSubstr("--nvme-dir")));
+  // One has a folder that is too small: it is not the option that is missing.
+  EXPECT_THAT(PlaceChunks(needs, 1, Rooms({0, 1000000})).status().message(),
+              ::testing::Not(HasSubstr("--nvme-dir")));
+}
+
 TEST(PlaceChunks, FewerStoresThanReplicasAreSaid) {
   const auto placement = PlaceChunks(Needs({10}), 2, Rooms({1000}));
   EXPECT_THAT(placement.status().message(), HasSubstr("at least 2 are wanted"));
