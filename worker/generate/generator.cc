@@ -137,6 +137,7 @@ absl::StatusOr<absl::Span<const float>> Generator::Step(absl::Span<const int32_t
     ZS_RETURN_IF_ERROR(Pass(piece, at + piece.size() == tokens.size(), lender));
   }
   ZS_RETURN_IF_ERROR(CopyAndWait(device_, read_logits_.data(), logits_.data(), logits_.bytes()));
+  ZS_RETURN_IF_ERROR(device_->compute()->Record().Wait());  // of the kernels that made them
   return absl::MakeConstSpan(read_logits_.as<float>(), static_cast<size_t>(config_.vocab));
 }
 

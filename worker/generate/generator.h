@@ -30,8 +30,8 @@ class Generator {
   // Runs the model over `tokens`, the next of the sequence (at least one), and returns the fp32
   // logits [V] of what follows the last; they are valid until the next call. A long run of tokens
   // takes several passes, how many depends on its length alone. INVALID_ARGUMENT: an id that the
-  // vocabulary does not have; OUT_OF_RANGE: no room; or the lender's or the units' error, after
-  // which the sequence is undefined until Reset.
+  // vocabulary does not have; OUT_OF_RANGE: no room; or the lender's, the units' or the
+  // device's error, after which the sequence is undefined until Reset.
   absl::StatusOr<absl::Span<const float>> Step(absl::Span<const int32_t> tokens,
                                                ParameterLender* lender);
   // Begins another sequence.

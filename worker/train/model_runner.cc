@@ -139,6 +139,7 @@ absl::Status ModelRunner::ForwardBackward(const MicroBatch& mb, int64_t slot,
 absl::StatusOr<absl::Span<const MicroBatchSums>> ModelRunner::Sums(int64_t n) {
   ZS_RETURN_IF_ERROR(CopyAndWait(device_, read_sums_.data(), sums_.data(),
                                  static_cast<size_t>(n) * sizeof(MicroBatchSums)));
+  ZS_RETURN_IF_ERROR(device_->compute()->Record().Wait());  // of the kernels that made them
   return absl::MakeConstSpan(read_sums_.as<MicroBatchSums>(), static_cast<size_t>(n));
 }
 

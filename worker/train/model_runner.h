@@ -37,8 +37,8 @@ class ModelRunner {
                                const Progress& progress);
   // The loss alone, after ZeroEngine::BeginEvaluation.
   absl::Status Loss(const MicroBatch& micro_batch, int64_t slot, const Progress& progress);
-  // Of slots 0 to n - 1, each of what it was used for last; waits for the device. Valid until the
-  // next call.
+  // Of slots 0 to n - 1, each of what it was used for last; waits for the device, whose error
+  // it has. Valid until the next call.
   absl::StatusOr<absl::Span<const MicroBatchSums>> Sums(int64_t n);
 
  private:

@@ -10,6 +10,7 @@
 #include "common/kernels/convert.h"
 #include "common/plan/nearest.h"
 #include "common/status_macros.h"
+#include "worker/device/host_event.h"
 #include "worker/zero/fill.h"
 
 namespace zeroshard {
@@ -25,7 +26,10 @@ ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Commu
       uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
-  // Whatever is still on its way reads and writes the units' memory, and the rows' sums.
+  // What is queued on the device reads and writes the units' memory, copies to the host's, and waits
+  // for collectives whose events nobody here has any more.
+  compute_->Record().Wait().IgnoreError();
+  // So does whatever else is still on its way, and with the rows' sums.
   gather_.reset();
   reducer_.reset();
   pusher_.reset();
@@ -192,7 +196,9 @@ Event ZeroEngine::ReadSquares() {
     ops_->AddSquares(unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type,
                      squares_.as<NormAccumulator>() + u);
   }
-  return compute_->Copy(read_squares_.data(), squares_.data(), squares_.bytes());
+  const Event read = compute_->Copy(read_squares_.data(), squares_.data(), squares_.bytes());
+  // And the errors of what was computed since the update before, and of that.
+  return AllOf({updated_, read, compute_->Record()});
 }
 
 // Stage 0 updates everything everywhere: the sums go from their owners to all.
@@ -263,7 +269,8 @@ absl::Status ZeroEngine::PullUpdated() { return gather_->PullUpdated(step_); }
 absl::Status ZeroEngine::Drain() {
   ZS_RETURN_IF_ERROR(reducer_->Drain());
   if (pusher_ != nullptr) ZS_RETURN_IF_ERROR(pusher_->Drain());
-  return gather_->Drain();
+  ZS_RETURN_IF_ERROR(gather_->Drain());
+  return AllOf({updated_, compute_->Record()}).Wait();
 }
 
 absl::Status ZeroEngine::CopyState(StateKind kind, int unit_index, int64_t begin, int64_t end,

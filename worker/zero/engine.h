@@ -97,7 +97,7 @@ class ZeroEngine {
   // In its place in an offloaded job: what this rank keeps is pulled as it is after the step, once
   // the stores have that, and everything is used at this version from here on.
   absl::Status PullUpdated();
-  // Waits for what either of them sent on its way.
+  // Waits for what either of them sent on its way; also the device's error.
   absl::Status Drain();
 
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
@@ -143,7 +143,8 @@ class ZeroEngine {
     const ParameterInfo* info;
   };
   absl::StatusOr<Located> Locate(const std::string& name);
-  // Squares of every trained unit's gradient, on their way to host memory.
+  // Squares of every trained unit's gradient, on their way to host memory, with the error of what
+  // was computed before.
   Event ReadSquares();
   // The fp32 values of this rank's shard, into host memory.
   absl::Status OwnValues(const UnitState& unit, float* out);

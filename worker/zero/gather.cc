@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "worker/device/host_event.h"
 
 namespace zeroshard {
 namespace {
@@ -71,29 +72,27 @@ absl::Status ParameterGather::Issue(int use, uint64_t step) {
   Gathered& g = gathered_[static_cast<size_t>(use)];
   const size_t size = SizeOf(unit.dtype);
   ZS_ASSIGN_OR_RETURN(g.buffer, pool_.Take(static_cast<size_t>(unit.layout.Padded()) * size));
+  const bool owns = unit.owned() > 0, pulls = owns && Pulls(unit);
+  char* const own = g.buffer.as<char>() + static_cast<size_t>(unit.own_begin) * size;
+  const size_t bytes = static_cast<size_t>(unit.owned()) * size;
+  const Event& kept = renewals_[static_cast<size_t>(what.unit)].pulled;
+  const bool copies = owns && !pulls, late = copies && !kept.Done();
+  if (copies && !late) {
+    ZS_RETURN_IF_ERROR(kept.Wait());
+    ops_->Copy(own, unit.parameters.data(), bytes);
+  }
   // Whoever had the buffer before has been computed then.
-  Event after = compute_->Record();
-  if (unit.owned() > 0) {
-    char* own = g.buffer.as<char>() + static_cast<size_t>(unit.own_begin) * size;
-    const size_t bytes = static_cast<size_t>(unit.owned()) * size;
-    const Event& pulled = renewals_[static_cast<size_t>(what.unit)].pulled;
-    if (Pulls(unit)) {
-      g.own = store_->Pull(version_, what.unit, unit.own_begin, unit.own_end, own, after);
-    } else if (!pulled.Done()) {
-      ZS_RETURN_IF_ERROR(copies_->WaitFor(after));
-      g.own = copies_->Copy(own, unit.parameters.data(), bytes, pulled);
-    } else {
-      ZS_RETURN_IF_ERROR(pulled.Wait());
-      ops_->Copy(own, unit.parameters.data(), bytes);
-      after = compute_->Record();
-    }
-    if (g.own.state() != nullptr) after = g.own;
+  const Event after = compute_->Record();
+  if (pulls) {
+    g.own = store_->Pull(version_, what.unit, unit.own_begin, unit.own_end, own, after);
+  } else if (late) {
+    g.own = copies_->Copy(own, unit.parameters.data(), bytes, AllOf({after, kept}));
   }
   g.ready = comm_->AllGather(g.buffer.data(), unit.layout.shard, unit.dtype,
                              {.phase = what.backward ? Phase::kBackward : Phase::kForward,
                               .unit = unit.table->name,
                               .step = step},
-                             after);
+                             g.own.state() != nullptr ? g.own : after);
   g.issued = true;
   live_ += unit.layout.length;
   return absl::OkStatus();
@@ -208,7 +207,12 @@ absl::Status ParameterGather::Drain() {
   for (size_t u = 0; u < renewals_.size(); ++u)
     if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
   for (Renewal& renewal : renewals_) {
-    ZS_RETURN_IF_ERROR(Wait(renewal.pulled, renewal.whole));
+    {
+      Waiting waiting(&times_.stores);
+      ZS_RETURN_IF_ERROR(renewal.pulled.Wait());
+    }
+    Waiting waiting(&times_.communication);
+    ZS_RETURN_IF_ERROR(renewal.whole.Wait());
     renewal = {};
   }
   return absl::OkStatus();

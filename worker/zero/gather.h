@@ -48,6 +48,7 @@ class ParameterGather {
   absl::Status PullUpdated(uint64_t step);
   // The version in use.
   uint64_t version() const { return version_; }
+  // Waits for all of it, on the host.
   absl::Status Drain();
 
  private:

@@ -14,6 +14,7 @@
 #include <random>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/types.h"
@@ -103,6 +104,8 @@ class GuardedStream : public HostStream {
   Event Copy(void* to, const void* from, size_t bytes, const Event& after) override {
     if (char* view = device_->Find(to); view != nullptr) to = view;
     if (const char* view = device_->Find(from); view != nullptr) from = view;
+    const std::vector<std::shared_ptr<void>> counted{device_->CountCopy(to),
+                                                     device_->CountCopy(from)};
     return Enqueue([=]() -> absl::Status {
       if (absl::Status status = after.Wait(); !status.ok()) return status;
       if (bytes > 0) std::memcpy(to, from, bytes);
@@ -170,7 +173,38 @@ absl::StatusOr<Buffer> GuardedDevice::Allocate(size_t bytes, MemoryKind kind) {
 }
 
 absl::StatusOr<Buffer> GuardedDevice::AllocateHost(size_t bytes) {
-  return cpu::AllocateUncounted(bytes);
+  absl::StatusOr<Buffer> memory = cpu::AllocateUncounted(bytes);
+  if (!memory.ok() || bytes == 0) return memory;
+  char* const begin = memory->as<char>();
+  {
+    std::lock_guard lock(mutex_);
+    host_[begin] = {bytes, std::make_shared<std::atomic<int>>(0)};
+  }
+  auto shared = std::make_shared<Buffer>(*std::move(memory));
+  return Buffer(begin, bytes, [this, begin, shared] { ForgetHost(begin); });
+}
+
+std::shared_ptr<void> GuardedDevice::CountCopy(const void* host) const {
+  const char* const address = static_cast<const char*>(host);
+  std::lock_guard lock(mutex_);
+  auto it = host_.upper_bound(address);
+  if (it == host_.begin()) return nullptr;
+  --it;
+  if (address >= it->first + it->second.bytes) return nullptr;
+  const auto copies = it->second.copies;
+  ++*copies;
+  return {static_cast<void*>(copies.get()), [copies](void*) { --*copies; }};
+}
+
+void GuardedDevice::ForgetHost(const char* begin) {
+  std::lock_guard lock(mutex_);
+  const auto it = host_.find(begin);
+  if (*it->second.copies > 0) {
+    std::fprintf(stderr, "guarded device: host memory is freed while %d copies use it\n",
+                 it->second.copies->load());
+    std::abort();
+  }
+  host_.erase(it);
 }
 
 std::unique_ptr<Stream> GuardedDevice::NewStream(const std::string& name) {

@@ -3,6 +3,7 @@
 // data.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -30,6 +31,7 @@ class GuardedDevice : public Device {
 
   // Reserved addresses without any access.
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
+  // The process ends where it is freed while a copy to or from it is under way.
   absl::StatusOr<Buffer> AllocateHost(size_t bytes) override;
   HostStream* compute() override { return compute_.get(); }
   std::unique_ptr<Stream> NewStream(const std::string& name) override;
@@ -48,8 +50,15 @@ class GuardedDevice : public Device {
     char* view = nullptr;
     size_t bytes = 0;
   };
+  struct Host {
+    size_t bytes = 0;
+    std::shared_ptr<std::atomic<int>> copies;  // under way
+  };
   // Null where it is none of this device's.
   char* Find(const void* device) const;
+  // Keeps a copy counted that uses this memory, where AllocateHost made it.
+  std::shared_ptr<void> CountCopy(const void* host) const;
+  void ForgetHost(const char* begin);
   std::unique_ptr<HostStream> MakeStream(const std::string& name);
 
   const uint64_t seed_;
@@ -57,6 +66,7 @@ class GuardedDevice : public Device {
   const std::shared_ptr<cpu::AtomicAccounting> accounting_;
   mutable std::mutex mutex_;
   std::map<const char*, Live> live_;  // by the device's address
+  std::map<const char*, Host> host_;
   uint64_t streams_ = 0;
   std::unique_ptr<HostStream> compute_;
 };

@@ -1,8 +1,10 @@
 #include "tests/worker/device/guarded_device.h"
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -40,6 +42,22 @@ TEST_P(GuardedDeviceDeathTest, MemoryThatWasFreedIsGone) {
     stale = buffer.as<char>();
   }
   EXPECT_DEATH(device_.HostView(stale), "is no memory of this device");
+}
+
+TEST_P(GuardedDeviceDeathTest, HostMemoryOfACopyMustOutliveIt) {
+  const Buffer buffer = Allocate(100);
+  EXPECT_DEATH(
+      {
+        const Buffer host = *device_.AllocateHost(100);
+        device_.compute()->Enqueue([] {
+          std::this_thread::sleep_for(std::chrono::seconds(60));
+          return absl::OkStatus();
+        });
+        device_.compute()->Copy(host.as<char>() + 10, buffer.data(), 90);
+      },
+      "host memory is freed while 1 copies use it");
+  const Buffer host = *device_.AllocateHost(100);
+  EXPECT_TRUE(device_.compute()->Copy(host.data(), buffer.data(), 100).Wait().ok());
 }
 
 TEST_P(GuardedDeviceTest, CopiesReachItsMemoryFromBothSides) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -66,9 +67,12 @@ class ByteTokens : public Tokenizer {
 struct TinyModel {
   explicit TinyModel(const std::string& name, DType type = DType::kF32, int threads = 1,
                      int64_t capacity = 144)
+      : TinyModel(name, type, MakeCpuDevice(), MakeCpuOps(threads), capacity) {}
+  TinyModel(const std::string& name, DType type, std::unique_ptr<Device> on,
+            std::unique_ptr<Ops> kernels, int64_t capacity = 144)
       : reference(*Reference::Load(name)),
-        device(MakeCpuDevice()),
-        ops(MakeCpuOps(threads)),
+        device(std::move(on)),
+        ops(std::move(kernels)),
         model(MakeModel(reference.table(), /*checkpointing=*/false)),
         parameters(*MemoryParameters::Load(reference.table(), ReferenceSource(&reference),
                                            device.get(), type)),

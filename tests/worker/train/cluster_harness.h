@@ -14,8 +14,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/substitute.h"
 #include "common/plan/planner.h"
+#include "common/plan/zero_policy.h"
 #include "common/spec/job_spec.h"
 #include "gtest/gtest.h"
+#include "tests/worker/train/lent_communicator.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/memory_rendezvous.h"
 #include "worker/train/trainer.h"
@@ -74,9 +76,21 @@ struct RankResult {
   std::vector<v1::SampleRecord> samples;
 };
 
+// What ranks compute on; what is null is the CPU's.
+struct RankBackend {
+  std::function<std::unique_ptr<Device>(int rank)> device = nullptr;
+  std::function<std::unique_ptr<Ops>(Device*)> ops = nullptr;
+  // The collectives and the stores as the device reaches them.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>, Device*)> comm =
+      nullptr;
+  std::function<std::unique_ptr<StateStore>(std::unique_ptr<StateStore>, Device*, DType)> store =
+      nullptr;
+};
+
 struct RunOptions {
   int world = 1;
   int threads = 1;
+  RankBackend backend = {};
   std::vector<std::string> tensors = {};
   // Called on each rank before training.
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
@@ -187,17 +201,20 @@ inline TrafficTable TrafficOf(const Communicator& comm) {
 
 inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const TokenDataset& data,
                     int rank, Connections* connections, RankResult* result) {
-  std::unique_ptr<Device> device = MakeCpuDevice();
-  std::unique_ptr<Ops> ops = MakeCpuOps(options.threads);
+  const RankBackend& backend = options.backend;
+  std::unique_ptr<Device> device = backend.device ? backend.device(rank) : MakeCpuDevice();
+  std::unique_ptr<Ops> ops = backend.ops ? backend.ops(device.get()) : MakeCpuOps(options.threads);
   result->status = connections->Connect(rank);
   if (!result->status.ok()) return;
-  Communicator* comm = connections->comms[static_cast<size_t>(rank)].get();
+  std::unique_ptr<Communicator> comm =
+      std::make_unique<LentCommunicator>(connections->comms[static_cast<size_t>(rank)].get());
+  if (backend.comm) comm = backend.comm(std::move(comm), device.get());
   const TrafficTable before = TrafficOf(*comm);
   TrainerOptions trainer_options;
   trainer_options.spec = spec;
   trainer_options.device = device.get();
   trainer_options.ops = ops.get();
-  trainer_options.comm = comm;
+  trainer_options.comm = comm.get();
   trainer_options.data = &data;
   trainer_options.first_step = options.first_step;
   trainer_options.resume_from = options.resume_from;
@@ -207,7 +224,9 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   trainer_options.eval_data = options.eval_data;
   trainer_options.tokenizer = options.tokenizer;
   if (options.files) trainer_options.files = options.files(rank);
-  const std::unique_ptr<StateStore> store = options.store ? options.store(rank) : nullptr;
+  std::unique_ptr<StateStore> store = options.store ? options.store(rank) : nullptr;
+  if (store != nullptr && backend.store)
+    store = backend.store(std::move(store), device.get(), ComputeType(spec));
   trainer_options.store = store.get();
   trainer_options.next_sample = options.next_sample;
   trainer_options.evaluate = options.evaluate;
