@@ -169,8 +169,8 @@ CommunicatorOptions OptionsOf(int rank, int size) {
 }
 
 TEST_F(GpuCollectives, OfNcclWithOneRankAreExact) {
-  MemoryRendezvous rendezvous;
   for (const bool deterministic : {true, false}) {
+    MemoryRendezvous rendezvous;
     CommunicatorOptions options = OptionsOf(0, 1);
     options.deterministic = deterministic;
     auto comm = MakeNcclCommunicator(options, &rendezvous, device_.get());
