@@ -16,19 +16,20 @@ constexpr int kRuns = 5;
 
 // Random bf16 values in [-1, 1): what the GPU computes with decides its clock.
 absl::StatusOr<Buffer> RandomHalves(Device* device, int64_t count) {
-  ZS_ASSIGN_OR_RETURN(Buffer buffer, device->Allocate(static_cast<size_t>(count) * 2,
-                                                      MemoryKind::kBuffers));
+  ZS_ASSIGN_OR_RETURN(Buffer buffer,
+                      device->Allocate(static_cast<size_t>(count) * 2, MemoryKind::kBuffers));
   std::vector<uint16_t> piece(static_cast<size_t>(std::min<int64_t>(count, int64_t{1} << 22)));
   std::mt19937 random(1);
   for (uint16_t& value : piece) {
     // Sign, an exponent that makes it 2^-4 to 1, and seven bits.
     const uint32_t bits = static_cast<uint32_t>(random());
-    value = static_cast<uint16_t>((bits & 0x8000) | ((123 + (bits >> 16) % 4) << 7) | (bits & 0x7f));
+    value =
+        static_cast<uint16_t>((bits & 0x8000) | ((123 + (bits >> 16) % 4) << 7) | (bits & 0x7f));
   }
   for (int64_t at = 0; at < count; at += static_cast<int64_t>(piece.size())) {
     const auto n = std::min<int64_t>(count - at, static_cast<int64_t>(piece.size()));
-    ZS_RETURN_IF_ERROR(CopyAndWait(device, buffer.as<uint16_t>() + at, piece.data(),
-                                   static_cast<size_t>(n) * 2));
+    ZS_RETURN_IF_ERROR(
+        CopyAndWait(device, buffer.as<uint16_t>() + at, piece.data(), static_cast<size_t>(n) * 2));
   }
   return buffer;
 }
@@ -83,9 +84,8 @@ absl::Status Attention(Device* device, Ops* ops, const Heads& h, const std::stri
   ZS_ASSIGN_OR_RETURN(const Buffer d_out, RandomHalves(device, rows * q_cols));
   ZS_ASSIGN_OR_RETURN(const Buffer out, RandomHalves(device, rows * q_cols));
   ZS_ASSIGN_OR_RETURN(const Buffer d_qkv, RandomHalves(device, rows * ld));
-  ZS_ASSIGN_OR_RETURN(
-      const Buffer lse,
-      device->Allocate(static_cast<size_t>(rows * h.heads) * 4, MemoryKind::kBuffers));
+  ZS_ASSIGN_OR_RETURN(const Buffer lse, device->Allocate(static_cast<size_t>(rows * h.heads) * 4,
+                                                         MemoryKind::kBuffers));
   const auto part = [](const Buffer& buffer, int64_t at) { return buffer.as<uint16_t>() + at; };
   const AttentionArgs args{.q = part(qkv, 0),
                            .k = part(qkv, q_cols),

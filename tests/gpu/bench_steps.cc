@@ -75,8 +75,8 @@ class PhaseObserver : public TrainObserver {
     ZS_RETURN_IF_ERROR(ZS_CUDA_CALL(cudaEventSynchronize(marks_.back().event)));
     for (size_t i = 0; i + 1 < marks_.size(); ++i) {
       float milliseconds = 0;
-      ZS_RETURN_IF_ERROR(ZS_CUDA_CALL(
-          cudaEventElapsedTime(&milliseconds, marks_[i].event, marks_[i + 1].event)));
+      ZS_RETURN_IF_ERROR(
+          ZS_CUDA_CALL(cudaEventElapsedTime(&milliseconds, marks_[i].event, marks_[i + 1].event)));
       sums[static_cast<size_t>(marks_[i].phase)] +=
           1e-3 * milliseconds / static_cast<double>(std::max<size_t>(seconds_.size(), 1));
     }
@@ -146,9 +146,8 @@ double OperationsOfAToken(const v1::JobSpec& spec) {
   if (c.architecture == Architecture::kGpt2)
     in_products -= static_cast<double>(c.positions * c.hidden);
   if (!c.tied) in_products -= static_cast<double>(c.vocab * c.hidden);
-  return 6 * in_products +
-         6.0 * static_cast<double>(c.layers * c.sequence) *
-             static_cast<double>(c.heads * c.head_dim);
+  return 6 * in_products + 6.0 * static_cast<double>(c.layers * c.sequence) *
+                               static_cast<double>(c.heads * c.head_dim);
 }
 
 void AddMemory(const std::string& row, const StepTimes& times, const RankPlan& plan, Table* table) {
@@ -187,8 +186,8 @@ absl::Status MeasureModel(const Model& model, int steps, double peak, Table* tab
     table->Add(model.name, "tokens", tokens / times->seconds, "/s");
     table->Add(model.name, "products and attention", 1e-12 * rate, "TFLOP/s");
     if (peak > 0) table->Add(model.name, "of the peak", 100 * rate / peak, "%");
-    for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward,
-                                  StepPhase::kOptimizer, StepPhase::kCommunication}) {
+    for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kOptimizer,
+                                  StepPhase::kCommunication}) {
       table->Add(model.name, NameOf(phase), 1e3 * times->phases[static_cast<size_t>(phase)], "ms");
     }
     ZS_ASSIGN_OR_RETURN(const RankPlan plan, PlanOf(spec));
@@ -234,8 +233,9 @@ absl::StatusOr<StepTimes> RunJob(const v1::JobSpec& spec, std::unique_ptr<StateS
   MemoryRendezvous rendezvous;
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm,
                       MakeNcclCommunicator({.rank = 0, .size = 1}, &rendezvous, device.get()));
+  std::unique_ptr<StateStore> staged;  // goes before the device does
   if (store != nullptr)
-    store = MakeStagedStore(std::move(store), device.get(), DType::kBF16, size_t{1} << 30);
+    staged = MakeStagedStore(std::move(store), device.get(), DType::kBF16, size_t{1} << 30);
   const RandomTokens data(spec.model().sequence_length(), spec.model().vocab_size());
   TrainerOptions options;
   options.spec = spec;
@@ -243,14 +243,14 @@ absl::StatusOr<StepTimes> RunJob(const v1::JobSpec& spec, std::unique_ptr<StateS
   options.ops = ops.get();
   options.comm = comm.get();
   options.data = &data;
-  options.store = store.get();
+  options.store = staged.get();
   PhaseObserver observer(cuda::AsCudaDevice(device.get()));
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::Create(options));
   const std::atomic<bool> stop{false};
   const absl::Status status = trainer->Run(&observer, stop);
   if (!status.ok()) {
     comm->Abort("the run failed");
-    if (store != nullptr) store->Abort("the run failed");
+    if (staged != nullptr) staged->Abort("the run failed");
     return status;
   }
   StepTimes times;

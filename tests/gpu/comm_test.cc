@@ -21,7 +21,8 @@ constexpr int64_t kCount = 70001;  // odd, and beyond what is summed directly
 
 std::vector<double> Whole(int64_t count, int salt) {
   std::vector<double> values;
-  for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<double>((i * 7 + salt) % 61) - 30);
+  for (int64_t i = 0; i < count; ++i)
+    values.push_back(static_cast<double>((i * 7 + salt) % 61) - 30);
   return values;
 }
 
@@ -122,8 +123,8 @@ void BytesReachTheOthers(Part part) {
   const int rank = part.comm->rank(), size = part.comm->size();
   const Buffer memory = Put(part.device, Whole(kCount, rank), DType::kF32);
   for (int root = 0; root < size; ++root) {
-    ExpectDone(part.comm->Broadcast(memory.data(), static_cast<int64_t>(memory.bytes()), root,
-                                    Info()));
+    ExpectDone(
+        part.comm->Broadcast(memory.data(), static_cast<int64_t>(memory.bytes()), root, Info()));
     EXPECT_EQ(Get(part.device, memory, DType::kF32), Whole(kCount, 0));
   }
   if (size > 1) {

@@ -127,8 +127,8 @@ TEST_P(GpuDecode, LogitsAreThoseOfTransformers) {
   float largest = 0;
   for (float logit : wanted) largest = std::max(largest, std::fabs(logit));
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto& pieces : {std::vector<int64_t>{sequence},
-                               std::vector<int64_t>(static_cast<size_t>(sequence), 1)}) {
+    for (const auto& pieces :
+         {std::vector<int64_t>{sequence}, std::vector<int64_t>(static_cast<size_t>(sequence), 1)}) {
       for (int64_t b = 0; b < 2; ++b) {
         const std::vector<int32_t> row(tokens_.begin() + b * sequence,
                                        tokens_.begin() + (b + 1) * sequence);

@@ -23,8 +23,7 @@ struct Matrix {
 constexpr Matrix kMatrices[] = {{1, 1},    {3, 7},    {67, 129},  {130, 768},
                                 {5, 1600}, {9, 4096}, {2, 12289}, {257, 31}};
 
-class GpuOps : public ComparisonFixture,
-               public testing::WithParamInterface<DType> {};
+class GpuOps : public ComparisonFixture, public testing::WithParamInterface<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, GpuOps, testing::ValuesIn(kTypes), [](const auto& info) {
   return info.param == DType::kBF16 ? "bf16" : "fp32";
 });
@@ -129,8 +128,8 @@ TEST_P(GpuOps, RopeIsTheCpusAndItsInverseTurnsBack) {
     const int64_t ld = kHeads * dim + 2 * dim;  // beside other heads, which stay
     std::vector<float> frequencies;
     for (int64_t i = 0; i < dim / 2; ++i)
-      frequencies.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) /
-                                                   static_cast<float>(dim)));
+      frequencies.push_back(
+          std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(dim)));
     for (const bool inverse : {false, true}) {
       Arrays arrays;
       const int x = arrays.InOut(TypedValues::Random(kBatch * kSeq * ld, type, 51), Close(type));
@@ -193,8 +192,8 @@ TEST_P(GpuOps, CrossEntropyIsTheCpus) {
       targets.push_back(i % 5 == 4 ? -1 : static_cast<int32_t>((i * 7919) % v));
     for (const bool gradient : {false, true}) {
       Arrays arrays;
-      const int logits =
-          arrays.InOut(TypedValues::Random(v * rows, type, 81, 4), gradient ? Close(type) : kSameBits);
+      const int logits = arrays.InOut(TypedValues::Random(v * rows, type, 81, 4),
+                                      gradient ? Close(type) : kSameBits);
       const int target = arrays.In(targets);
       const int losses = arrays.Out(rows, DType::kF32, 4e-6);
       const int sum = arrays.InOut(std::vector<double>{1.5});

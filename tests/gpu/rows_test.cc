@@ -10,8 +10,7 @@
 namespace zeroshard {
 namespace {
 
-class GpuRows : public ComparisonFixture,
-                public testing::WithParamInterface<DType> {};
+class GpuRows : public ComparisonFixture, public testing::WithParamInterface<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, GpuRows, testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) {
                            return info.param == DType::kBF16 ? "bf16" : "fp32";
@@ -47,8 +46,8 @@ TEST_P(GpuRows, EmbeddingHasTheCpusBits) {
         const auto* t = static_cast<const int32_t*>(p[tokens]);
         ops->EmbeddingForward(t, p[table], p[positions], batch, seq, cols, type, p[y]);
         ops->EmbeddingForward(t, p[table], nullptr, batch, seq, cols, type, p[alone]);
-        ops->EmbeddingBackwardRows(p[dy], t, batch, seq, cols, type,
-                                   static_cast<int32_t*>(p[ids]), p[rows]);
+        ops->EmbeddingBackwardRows(p[dy], t, batch, seq, cols, type, static_cast<int32_t*>(p[ids]),
+                                   p[rows]);
         ops->PositionBackward(p[dy], batch, seq, cols, type, p[d_positions]);
       });
     }
@@ -89,7 +88,8 @@ TEST_P(GpuRows, FoldedRowsJoinAsTheCpusAndLeaveNothing) {
   struct Range {
     int64_t begin, end;
   };
-  for (const auto& [begin, end] : {Range{0, kRows * kCols}, {13 * kCols + 5, 71 * kCols - 3},
+  for (const auto& [begin, end] : {Range{0, kRows * kCols},
+                                   {13 * kCols + 5, 71 * kCols - 3},
                                    {20 * kCols + 1, 20 * kCols + 9}}) {
     for (const DType type : {DType::kF32, DType::kBF16}) {
       const int64_t first = begin / kCols, last = (end + kCols - 1) / kCols;
@@ -97,8 +97,7 @@ TEST_P(GpuRows, FoldedRowsJoinAsTheCpusAndLeaveNothing) {
       const int some = arrays.In(Rising(kRows, 3, kRows)), more = arrays.In(Rising(kRows, 2, 60));
       const int rows = arrays.In(TypedValues::Random(kRows * kCols, wire, 21));
       const int gradient = arrays.InOut(TypedValues::Random(end - begin, type, 22), kSameBits);
-      const int slots =
-          arrays.InOut(std::vector<int32_t>(static_cast<size_t>(last - first), -1));
+      const int slots = arrays.InOut(std::vector<int32_t>(static_cast<size_t>(last - first), -1));
       const int touched = arrays.InOut(std::vector<int32_t>(static_cast<size_t>(last - first)));
       const int count = arrays.InOut(std::vector<int32_t>{0});
       const int sums =

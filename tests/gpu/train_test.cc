@@ -71,8 +71,7 @@ void ExpectCurve(const std::vector<v1::StepRecord>& seen, const std::vector<v1::
   for (size_t i = 0; i < seen.size(); ++i) {
     SCOPED_TRACE(testing::Message() << "step " << i + 1);
     EXPECT_NEAR(seen[i].loss(), wanted[i].loss(), tolerance * wanted[i].loss());
-    EXPECT_NEAR(seen[i].grad_norm(), wanted[i].grad_norm(),
-                10 * tolerance * wanted[i].grad_norm());
+    EXPECT_NEAR(seen[i].grad_norm(), wanted[i].grad_norm(), 10 * tolerance * wanted[i].grad_norm());
     EXPECT_EQ(seen[i].learning_rate(), wanted[i].learning_rate());
     EXPECT_EQ(seen[i].tokens(), wanted[i].tokens());
   }

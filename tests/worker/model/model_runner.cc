@@ -120,8 +120,8 @@ RecordingSink::RecordingSink(int64_t length, DType dtype, Device* device)
       dtype_(dtype),
       host_(device == nullptr ? MakeCpuDevice() : nullptr),
       device_(device == nullptr ? host_.get() : device),
-      memory_(Upload(device_,
-                     std::vector<char>(static_cast<size_t>(length) * SizeOf(dtype), '\xFF'))),
+      memory_(
+          Upload(device_, std::vector<char>(static_cast<size_t>(length) * SizeOf(dtype), '\xFF'))),
       open_(static_cast<size_t>(length / 64)),
       final_(static_cast<size_t>(length / 64)) {}
 
@@ -231,8 +231,8 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
         model.blocks[u - 1]->Forward(context(u), params[u].data(), mb, inputs[u], inputs[u + 1]));
   }
   const void* x = inputs[last];
-  ZS_RETURN_IF_ERROR(
-      model.head->Loss(context(last), params[last].data(), lm_head, mb, x, losses.as<double>() + 1));
+  ZS_RETURN_IF_ERROR(model.head->Loss(context(last), params[last].data(), lm_head, mb, x,
+                                      losses.as<double>() + 1));
   void* dx = d_first.data();
   ZS_RETURN_IF_ERROR(model.head->LossAndBackward(context(last), params[last].data(), lm_head, mb, x,
                                                  dx, &sinks[last], head_sink, head_offset,
@@ -298,8 +298,8 @@ absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
   const size_t last = table.units.size() - 1;
   const void* lm_head = HeadMatrix(table, params, dtype);
 
-  const Buffer logits = Upload(
-      device, std::vector<float>(tokens.size() * static_cast<size_t>(c.vocab)));
+  const Buffer logits =
+      Upload(device, std::vector<float>(tokens.size() * static_cast<size_t>(c.vocab)));
   int64_t past = 0;
   for (const int64_t rows : pieces) {
     // Exactly as much as is asked for, so that the guards find what is written beyond.
@@ -308,8 +308,8 @@ absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
     const UnitContext context{machine.ops, dtype, nullptr, scratch.data()};
     void* in = x.data();
     void* out = y.data();
-    ZS_RETURN_IF_ERROR(
-        model.embedding->Decode(context, params[0].data(), past, rows, token_memory.as<int32_t>() + past, in));
+    ZS_RETURN_IF_ERROR(model.embedding->Decode(context, params[0].data(), past, rows,
+                                               token_memory.as<int32_t>() + past, in));
     for (size_t u = 1; u < last; ++u) {
       const KvCache cache{keys[u].data(), values[u].data(), capacity};
       ZS_RETURN_IF_ERROR(

@@ -79,7 +79,8 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                    const std::vector<int32_t>& targets, const RunOptions& options);
 
 // Inference: the fp32 logits [tokens, V] of one sequence that is fed in `pieces`, which add up to
-// its length, through key/value caches of `capacity` positions. Of `options`, dtype, threads, device and ops.
+// its length, through key/value caches of `capacity` positions. Of `options`, dtype, threads,
+// device and ops.
 absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
                                                const std::vector<std::vector<float>>& flat,
                                                const std::vector<int32_t>& tokens,
