@@ -98,7 +98,9 @@ absl::Status Attention(Device* device, Ops* ops, const Heads& h, const std::stri
                            .heads = h.heads,
                            .kv_heads = h.kv_heads,
                            .head_dim = h.dim,
-                           .dtype = DType::kBF16};
+                           .dtype = DType::kBF16,
+                           .document_start = nullptr,
+                           .dropout = {}};
   ZS_ASSIGN_OR_RETURN(const double forward, SecondsOf(device, 10, [&] {
                         return ops->AttentionForward(args, out.data(), lse.as<float>());
                       }));

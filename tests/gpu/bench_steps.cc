@@ -232,7 +232,7 @@ absl::StatusOr<StepTimes> RunJob(const v1::JobSpec& spec, std::unique_ptr<StateS
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeCudaOps(device.get()));
   MemoryRendezvous rendezvous;
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm,
-                      MakeNcclCommunicator({.rank = 0, .size = 1}, &rendezvous, device.get()));
+                      MakeNcclCommunicator(CommunicatorOptions(), &rendezvous, device.get()));
   std::unique_ptr<StateStore> staged;  // goes before the device does
   if (store != nullptr)
     staged = MakeStagedStore(std::move(store), device.get(), DType::kBF16, size_t{1} << 30);
