@@ -22,7 +22,7 @@ stages=(
   "collectives 40 gpu_comm_test"
   "models 60 gpu_model_test"
   "training 150 gpu_train_test"
-  "benchmark 150 benchmark"
+  "benchmark 170 benchmark"
   "memcheck 120 memcheck"
   "racecheck 60 racecheck"
 )
@@ -34,7 +34,8 @@ Checks and measures the CUDA backend on GPU 0 of this machine.
   run.sh [options]                 build the programs and run them (takes the project's dependencies,
                                    the CUDA toolkit, NCCL and a GPU)
   run.sh --pack FILE               build the programs and pack them with the libraries and values that
-                                   they need (takes no GPU); FILE ends with .tar.zst, .tar.xz or .tar.gz
+                                   they need (takes no GPU); FILE ends with .tar.zst (the smallest, 25 MiB),
+                                   .tar.xz or .tar.gz
   run.sh --packed FILE [options]   run what was packed (takes the CUDA toolkit, NCCL and a GPU)
 
 Options:
@@ -142,7 +143,8 @@ cuda="${CUDA_HOME:-/usr/local/cuda}"
 libraries="$cuda/lib64:$cuda/lib"
 declare -A program
 if [[ -n $packed ]]; then
-  tar --extract --file "$packed" --directory "$work" || die "cannot unpack $packed"
+  tar --extract --file "$packed" --directory "$work" ||
+    die "cannot unpack $packed (a .tar.zst takes zstd; --pack makes .tar.xz and .tar.gz too)"
   libraries="$work/lib:$libraries"
   ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || libraries="$work/compilers:$libraries"
   export ZEROSHARD_REFERENCE_DIR="$work/reference"
