@@ -3,6 +3,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
@@ -17,7 +18,10 @@ std::vector<std::string> ReferenceNames() {
 }
 
 absl::StatusOr<Reference> Reference::Load(const std::string& name) {
-  const std::string stem = absl::StrCat(ZEROSHARD_REFERENCE_DIR, "/", name);
+  // Programs that run elsewhere bring the files along.
+  const char* moved = std::getenv("ZEROSHARD_REFERENCE_DIR");
+  const std::string stem =
+      absl::StrCat(moved != nullptr ? moved : ZEROSHARD_REFERENCE_DIR, "/", name);
   Reference reference;
   ZS_ASSIGN_OR_RETURN(const std::string json, ReadFile(stem + ".json"));
   const auto parsed = google::protobuf::util::JsonStringToMessage(json, &reference.spec_);

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "worker/device/device.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
 
@@ -17,7 +19,8 @@ namespace zeroshard {
 // twice.
 class RecordingSink : public GradientSink {
  public:
-  RecordingSink(int64_t length, DType dtype);
+  // `device` outlives it; null: memory of the host.
+  RecordingSink(int64_t length, DType dtype, Device* device = nullptr);
   absl::StatusOr<void*> Acquire(int64_t begin, int64_t end) override;
   absl::Status Done(int64_t begin, int64_t end) override;
 
@@ -33,7 +36,9 @@ class RecordingSink : public GradientSink {
  private:
   int64_t length_;
   DType dtype_;
-  std::vector<char> memory_;
+  std::unique_ptr<Device> host_;  // where no device was given
+  Device* device_;
+  Buffer memory_;
   std::vector<bool> open_;  // by 64 elements
   std::vector<bool> final_;
   int64_t open_ranges() const;
@@ -45,6 +50,9 @@ struct RunOptions {
   DType dtype = DType::kF32;
   bool checkpointing = false;
   int threads = 1;
+  // Both, or neither: the CPU.
+  Device* device = nullptr;
+  Ops* ops = nullptr;
   // Units get inputs outside their kept memory, and write gradients beside those they read.
   bool separate_buffers = false;
   std::vector<int32_t> document_start = {};  // [batch, T], or empty: not masked
@@ -71,7 +79,8 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                    const std::vector<int32_t>& targets, const RunOptions& options);
 
 // Inference: the fp32 logits [tokens, V] of one sequence that is fed in `pieces`, which add up to
-// its length, through key/value caches of `capacity` positions. Of `options`, dtype and threads.
+// its length, through key/value caches of `capacity` positions. Of `options`, dtype, threads,
+// device and ops.
 absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
                                                const std::vector<std::vector<float>>& flat,
                                                const std::vector<int32_t>& tokens,

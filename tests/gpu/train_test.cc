@@ -1,0 +1,217 @@
+// Training on a GPU: the CPU's curves, PyTorch's values, and the rules that make the numbers the
+// same at any ZeRO stage, through the trainer and with everything that a job uses.
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/reference/reference.h"
+#include "tests/worker/train/offload_harness.h"
+#include "worker/comm/staged_communicator.h"
+#include "worker/device/cuda/make_cuda_device.h"
+#include "worker/ops/cuda/cuda_ops.h"
+#include "worker/zero/staged_store.h"
+
+namespace zeroshard {
+namespace {
+
+using More = std::vector<std::string>;
+
+// Ranks share the GPU: collectives and stores go through host memory.
+RankBackend GpuBackend() {
+  RankBackend backend;
+  backend.device = [](int) {
+    auto device = MakeCudaDevice(0);
+    EXPECT_TRUE(device.ok()) << device.status();
+    return *std::move(device);
+  };
+  backend.ops = [](Device* device) {
+    auto ops = MakeCudaOps(device);
+    EXPECT_TRUE(ops.ok()) << ops.status();
+    return *std::move(ops);
+  };
+  backend.comm = [](std::unique_ptr<Communicator> comm, Device* device) {
+    return MakeStagedCommunicator(std::move(comm), device);
+  };
+  backend.store = [](std::unique_ptr<StateStore> store, Device* device, DType type) {
+    return MakeStagedStore(std::move(store), device, type, size_t{8} << 20);
+  };
+  return backend;
+}
+
+More With(More more, const More& rest) {
+  more.insert(more.end(), rest.begin(), rest.end());
+  return more;
+}
+
+class GpuTraining : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (const absl::Status none = CheckCudaDevice(0); !none.ok()) GTEST_SKIP() << none;
+  }
+  const char* Job() const { return GetParam() == std::string("gpt2") ? TinyGpt2() : TinyLlama(); }
+
+  std::vector<RankResult> Train(const More& more, Shape shape, const RankBackend& backend) {
+    const std::vector<RankResult> results =
+        TrainJob(Spec(Job(), shape, Offload::kNone, more),
+                 {.world = shape.world, .threads = 2, .backend = backend}, data_);
+    ExpectAllOk(results);
+    return results;
+  }
+  const MemoryDataset data_ = TinyData();
+};
+INSTANTIATE_TEST_SUITE_P(Models, GpuTraining, testing::Values("gpt2", "llama"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Within `tolerance`; the norms, which rounding reaches more directly, within ten times that.
+void ExpectCurve(const std::vector<v1::StepRecord>& seen, const std::vector<v1::StepRecord>& wanted,
+                 double tolerance) {
+  ASSERT_EQ(seen.size(), wanted.size());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "step " << i + 1);
+    EXPECT_NEAR(seen[i].loss(), wanted[i].loss(), tolerance * wanted[i].loss());
+    EXPECT_NEAR(seen[i].grad_norm(), wanted[i].grad_norm(), 10 * tolerance * wanted[i].grad_norm());
+    EXPECT_EQ(seen[i].learning_rate(), wanted[i].learning_rate());
+    EXPECT_EQ(seen[i].tokens(), wanted[i].tokens());
+  }
+}
+
+TEST_P(GpuTraining, TwentyStepsHaveTheCpusCurveAndLearn) {
+  for (const bool bf16 : {false, true}) {
+    const More more = {"steps=20", bf16 ? "bf16.enabled=true" : "bf16.enabled=false"};
+    const auto wanted = Train(more, {1, 0}, {});
+    for (const int world : {1, 2}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << (bf16 ? "bf16" : "fp32") << " world " << world << " stage " << stage);
+        const auto seen = Train(more, {world, stage}, GpuBackend());
+        ExpectCurve(seen[0].records, wanted[0].records, bf16 ? 2e-2 : 5e-4);
+        EXPECT_LT(seen[0].records.back().loss(), seen[0].records.front().loss());
+      }
+    }
+  }
+}
+
+TEST_P(GpuTraining, DeterministicIsTheSameBitsAtAnyWorldSizeAndStage) {
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+    const More more = {"deterministic=true", precision, "train_batch_size=10"};
+    const std::string wanted = Fingerprint(Train(more, {1, 0}, GpuBackend())[0]);
+    for (const int world : {1, 2}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        for (const RankResult& rank : Train(more, {world, stage}, GpuBackend()))
+          EXPECT_EQ(Fingerprint(rank), wanted)
+              << precision << " world " << world << " stage " << stage;
+      }
+    }
+  }
+}
+
+TEST_P(GpuTraining, Fp32StagesAgreeBitForBitWithOneRound) {
+  for (const int world : {1, 2}) {
+    const More more = {absl::StrFormat("train_batch_size=%d", 2 * world)};
+    const std::string wanted = Fingerprint(Train(more, {world, 0}, GpuBackend())[0]);
+    for (const int stage : {1, 2, 3})
+      EXPECT_EQ(Fingerprint(Train(more, {world, stage}, GpuBackend())[0]), wanted)
+          << "world " << world << " stage " << stage;
+  }
+}
+
+TEST_P(GpuTraining, SettingsChangeNoBit) {
+  const More base = {"bf16.enabled=true"};
+  const std::string wanted = Fingerprint(Train(base, {2, 3}, GpuBackend())[0]);
+  for (const char* setting :
+       {"activation_checkpointing=true", "zero_optimization.overlap_comm=false",
+        "zero_optimization.stage3_max_reuse_distance=1000000000",
+        "zero_optimization.stage3_prefetch_bucket_size=0",
+        "zero_optimization.stage3_param_persistence_threshold=4000",
+        "zero_optimization.reduce_bucket_size=64"})
+    EXPECT_EQ(Fingerprint(Train(With(base, {setting}), {2, 3}, GpuBackend())[0]), wanted)
+        << setting;
+}
+
+TEST_P(GpuTraining, DropoutAndSparseRowsAreNearTheCpus) {
+  const More more = {"model.vocab_size=997", "model.embd_pdrop=0.1", "model.attn_pdrop=0.2",
+                     "model.resid_pdrop=0.1"};
+  const MemoryDataset data(ChainTokens(24 * 40 + 1, 997), 24);
+  for (const Shape shape : {Shape{1, 1}, Shape{2, 3}}) {
+    const v1::JobSpec spec = Spec(Job(), shape, Offload::kNone, more);
+    const auto run = [&](const RankBackend& backend) {
+      const auto results =
+          TrainJob(spec, {.world = shape.world, .threads = 2, .backend = backend}, data);
+      ExpectAllOk(results);
+      return results[0].records;
+    };
+    ExpectCurve(run(GpuBackend()), run({}), 1e-4);
+  }
+}
+
+TEST_P(GpuTraining, MemoryIsThePlans) {
+  for (const Shape shape : {Shape{1, 0}, Shape{2, 1}, Shape{2, 2}, Shape{2, 3}}) {
+    const v1::JobSpec spec = Spec(Job(), shape, Offload::kNone, {"bf16.enabled=true"});
+    const auto model = MakeModelTable(spec.model());
+    ASSERT_TRUE(model.ok()) << model.status();
+    const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, shape.world));
+    const auto results = Train({"bf16.enabled=true"}, shape, GpuBackend());
+    for (int rank = 0; rank < shape.world; ++rank) {
+      const RankPlan plan = PlanRank(*model, policy, rank);
+      const int64_t* held = results[static_cast<size_t>(rank)].memory;
+      const auto of = [&](MemoryKind kind) {
+        return static_cast<uint64_t>(held[static_cast<int>(kind)]);
+      };
+      EXPECT_EQ(of(MemoryKind::kParameters), plan.parameters);
+      EXPECT_EQ(of(MemoryKind::kGradients), plan.gradients);
+      EXPECT_EQ(of(MemoryKind::kOptimizer), plan.optimizer);
+      EXPECT_EQ(of(MemoryKind::kActivations), plan.activations);
+    }
+  }
+}
+
+// The stores compute what the engine would have.
+TEST_P(GpuTraining, OffloadChangesNoBit) {
+  for (const Shape shape : {Shape{1, 1}, Shape{2, 2}, Shape{1, 3}, Shape{2, 3}}) {
+    const More more = {"bf16.enabled=true", "deterministic=true"};
+    const std::string wanted = Fingerprint(Train(more, shape, GpuBackend())[0]);
+    for (const Offload offload : OffloadsOf(shape.stage)) {
+      SCOPED_TRACE(testing::Message() << "world " << shape.world << " stage " << shape.stage
+                                      << (offload == Offload::kAll ? " parameters too" : ""));
+      const v1::JobSpec spec = Spec(Job(), shape, offload, more);
+      MemoryStores stores(spec, {});
+      const auto results =
+          TrainOffloaded(spec, {.world = shape.world, .backend = GpuBackend()}, data_, &stores);
+      ExpectAllOk(results);
+      stores.WaitForVersion(spec.steps());
+      EXPECT_EQ(Fingerprint(results[0]) + stores.Digest(), wanted);
+    }
+  }
+}
+
+TEST_P(GpuTraining, AResumedJobHasTheBitsOfOneThatRanThrough) {
+  for (const Shape shape : {Shape{1, 0}, Shape{2, 3}}) {
+    TempFolder folder;
+    const auto save = [&](const std::string& dir, RunOptions options) {
+      v1::JobSpec spec = SavingSpec(Job(), shape, 4, folder / dir, {"bf16.enabled=true"});
+      spec.mutable_checkpoint()->set_interval_steps(2);
+      options.world = shape.world;
+      options.backend = GpuBackend();
+      ExpectAllOk(TrainJob(spec, options, data_));
+    };
+    save("through", {});
+    const auto path = [&](const std::string& dir, uint64_t step) {
+      return folder / dir + "/" + CheckpointName(step);
+    };
+    save("resumed", Resume(shape.world, path("through", 2), 2));
+    const State through = ReadState(path("through", 4));
+    EXPECT_FALSE(through.of[0].empty());
+    ExpectSameState(ReadState(path("resumed", 4)), through, "step 4");
+    // A CPU's job goes on from it too, close by.
+    v1::JobSpec spec = SavingSpec(Job(), shape, 4, "", {"bf16.enabled=true"});
+    RunOptions on_cpu = Resume(shape.world, path("through", 2), 2);
+    const auto results = TrainJob(spec, on_cpu, data_);
+    ExpectAllOk(results);
+    EXPECT_EQ(results[0].records.size(), 2u);
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
