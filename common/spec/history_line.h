@@ -15,11 +15,11 @@ namespace zeroshard {
 // in the file once; those of a run add up to its JobStatus.steps_lost, once a step was done after
 // the last. Only of a run that had lost some under a coordinator whose log had schema 3, which told
 // of none, and that completed a checkpoint under a later one before the next roll-back, those are
-// missing: nobody knows any more at which step they were due. A line of an fp16 job has "loss_scale"
-// after "tokens", and then "skipped":true where a value was not finite and nothing was updated.
-// Numbers in the shortest form that reads back as the same double; a non-finite one is null, of the
-// loss or the norm of a skipped step. Two runs that trained the same print the same text, but for
-// `seconds` and `steps_lost`.
+// missing: nobody knows any more at which step they were due. A line of an fp16 job has
+// "loss_scale" after "tokens", and then "skipped":true where a value was not finite and nothing was
+// updated. Numbers in the shortest form that reads back as the same double; a non-finite one is
+// null, of the loss or the norm of a skipped step. Two runs that trained the same print the same
+// text, but for `seconds` and `steps_lost`.
 std::string FormatHistoryLine(const v1::StepRecord& record);
 
 }  // namespace zeroshard
