@@ -97,8 +97,8 @@ void RunRank(int rank, int size, int64_t elements, int rounds, const std::string
   FileRendezvous rendezvous(folder);
   auto device = MakeCpuDevice();
   auto made = MakeGlooCommunicator(
-      CommunicatorOptions{rank, size, "127.0.0.1", absl::Seconds(20), absl::Seconds(60)}, &rendezvous,
-      device.get());
+      CommunicatorOptions{rank, size, "127.0.0.1", absl::Seconds(20), absl::Seconds(60)},
+      &rendezvous, device.get());
   Must(made.status());
   Communicator& comm = **made;
   const int64_t part = elements / size;

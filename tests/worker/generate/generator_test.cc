@@ -141,8 +141,8 @@ TEST(GeneratorLendingTest, ALongPromptTakesSeveralPasses) {
   const Reference reference = *Reference::Load("llama_tied");
   const auto device = MakeCpuDevice();
   const auto ops = MakeCpuOps(1);
-  const auto parameters = *MemoryParameters::Load(table, ReferenceSource(&reference), device.get(),
-                                                  DType::kF32);
+  const auto parameters =
+      *MemoryParameters::Load(table, ReferenceSource(&reference), device.get(), DType::kF32);
   const Model model = MakeModel(table, false);
   const auto generator = *Generator::Create(&model, device.get(), ops.get(), DType::kF32, 1100);
   const std::vector<int32_t> tokens = SomeTokens(1030);

@@ -82,7 +82,8 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
                  0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
     ZS_RETURN_IF_ERROR(LaunchStatus(kWhat));
     if (gradient_scale == 0) return absl::OkStatus();
-    return LaunchEach(stream, kWhat, SoftmaxGradOp<T>{typed, targets, rows, v, gradient_scale, space.columns},
+    return LaunchEach(stream, kWhat,
+                      SoftmaxGradOp<T>{typed, targets, rows, v, gradient_scale, space.columns},
                       chunks, rows, aligned);
   });
 }
