@@ -136,7 +136,7 @@ TEST(FrameTest, ValuesOutsideTheirRangeAreRefused) {
   };
   EXPECT_FALSE(with(4, 0).ok());
   EXPECT_FALSE(with(4, 10).ok());
-  EXPECT_FALSE(with(5, 4).ok());
+  EXPECT_FALSE(with(5, 5).ok());
   EXPECT_FALSE(with(39, 0x41).ok());  // begin above 2^30
   EXPECT_FALSE(with(56, 17).ok());    // no such status code
   EXPECT_TRUE(with(56, 16).ok());
