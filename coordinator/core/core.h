@@ -83,6 +83,22 @@ class Core {
     uint32_t jobs = 0;
   };
   static constexpr int kMaxRecoveries = 5;
+  // Which stores may get chunks; each also has those before it.
+  enum class Stores {
+    kWell,    // that have chunks of the map, or have failed at nothing lately
+    kRested,  // that failed, where it is not their disk or memory, or long enough ago
+    kAny,     // whose process lives
+  };
+  enum class Cause {
+    kFailure,
+    kCovered,  // a store failed that the job can do without: no sign that the job is ill
+    kPlanned,  // nothing failed, members change
+  };
+  struct MapPlan {
+    std::vector<StoreCandidate> candidates;
+    std::vector<std::vector<uint32_t>> holders;  // by chunk: candidates that have it
+    std::vector<uint32_t> placement;
+  };
 
   // core.cc
   absl::Duration Discount(absl::Duration now);
@@ -178,11 +194,11 @@ class Core {
   void AddHeld(const std::string& incarnation, v1::Node* node) const;
   StoreUse ReservedOn(const std::string& member, const std::string& incarnation,
                       const Run* except) const;
-  std::vector<StoreCandidate> Candidates(const Run& run, bool with_failed) const;
+  std::vector<StoreCandidate> Candidates(const Run& run, Stores stores, absl::Duration now) const;
   // RESOURCE_EXHAUSTED: never, on the stores that are there.
   absl::Status CanEverFit(const v1::JobSpec& spec) const;
-  bool PlaceNew(Run& run, std::vector<StoreCandidate>* candidates, std::vector<uint32_t>* placement,
-                std::string* why) const;
+  bool PlaceNew(Run& run, absl::Duration now, std::vector<StoreCandidate>* candidates,
+                std::vector<uint32_t>* placement, std::string* why) const;
   void SetMap(Run& run, const std::vector<StoreCandidate>& candidates,
               const std::vector<uint32_t>& placement, uint32_t replicas,
               const std::vector<std::vector<uint32_t>>& holders, const Moment& moment,
@@ -199,17 +215,18 @@ class Core {
   void OnStoreReport(const Member& member, const v1::StoreReport& report, const Moment& moment,
                      Decision* out);
   void JudgeReport(Run& run, size_t store, bool advanced, const Moment& moment, Decision* out);
+  // Remembers it, for as long as other stores are to be preferred; how often it has failed.
+  int Remember(Run& run, const StoreSlot& slot, const std::string& what, const Moment& moment);
   void StoreFailed(Run& run, size_t store, const Moment& moment, Decision* out);
   void LoseStore(const std::string& name, const std::string& incarnation, const std::string& reason,
                  const Moment& moment, Decision* out);
   void LoseSlot(Run& run, size_t store, const std::string& reason, const Moment& moment,
-                Decision* out);
+                Decision* out, Cause cause = Cause::kFailure);
 
   // core_recovery.cc: likewise
   static bool Starting(const Run& run);
-  // `planned`: nothing failed, members change.
   void Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
-               bool planned = false);
+               Cause cause = Cause::kFailure);
   // Of the committed step, a loss on the validation set that was due and that nobody has reported.
   static bool MissesEvaluation(const Run& run);
   // It is left out of the history.
@@ -220,12 +237,19 @@ class Core {
   // Behind run `ahead`, unless empty, it gets no ranks; what needs none is done.
   bool Reopen(Run& run, const std::string& ahead, const Moment& moment, Decision* out,
               std::string* why);
+  // RESOURCE_EXHAUSTED, with the numbers.
+  absl::StatusOr<MapPlan> PlanMap(const Run& run, uint32_t replicas, Stores stores,
+                                  absl::Duration now) const;
+  // Whether each chunk has a place on those, with however few replicas.
+  bool HasRoom(const Run& run, Stores stores, absl::Duration now) const;
+  // What is copied is the state of the committed step: whoever has it must have applied that.
+  static bool AllAtCommitted(const Run& run, std::string* why);
   bool PrepareMap(Run& run, const Moment& moment, Decision* out, std::string* why);
   // Chunks are nowhere but where they were being copied from a lost store. False: they may be there
   // already, and `why` says what is waited for.
   bool CopiesAreLate(Run& run, const Moment& moment, std::string* why);
   void RollBack(Run& run, const Moment& moment, Decision* out);
-  bool CanAddReplicas(const Run& run) const;
+  bool CanAddReplicas(const Run& run, absl::Duration now) const;
   std::vector<std::string> StoresNotOpen(const Run& run) const;
   void MaybeAssign(Run& run, const Moment& moment, Decision* out);
 

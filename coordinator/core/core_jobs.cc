@@ -182,7 +182,7 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       std::vector<StoreCandidate> stores;
       std::vector<uint32_t> placement;
       std::vector<Member*> chosen;
-      if (run.offload == nullptr || PlaceNew(run, &stores, &placement, &reason)) {
+      if (run.offload == nullptr || PlaceNew(run, moment.now, &stores, &placement, &reason)) {
         chosen = Choose(run.job.spec, &reason);
       }
       if (!chosen.empty()) {

@@ -17,12 +17,12 @@ bool Core::Starting(const Run& run) {
 }
 
 void Core::Recover(Run& run, const std::string& reason, const Moment& moment, Decision* out,
-                   bool planned) {
+                   Cause cause) {
   OffloadedRun& o = *run.offload;
   // Ranks that wait for longer than they may for a step which is not to be decided.
   const bool held_up = WaitsForSave(run);
-  if (!planned && !held_up) {
-    if (!o.first_sign) o.first_sign = moment.now;
+  if (cause != Cause::kPlanned && !held_up && !o.first_sign) o.first_sign = moment.now;
+  if (cause == Cause::kFailure && !held_up) {
     if (++o.recoveries > kMaxRecoveries && run.job.committed_step == run.job.spec.steps() &&
         MissesEvaluation(run)) {
       GiveUpEvaluation(run, reason, moment, out);
@@ -139,61 +139,88 @@ bool Core::PrepareMap(Run& run, const Moment& moment, Decision* out, std::string
 
   std::string no_room;
   const uint32_t least = lost() ? 1 : have + 1;
+  std::vector<std::pair<uint32_t, Stores>> tries;
   for (uint32_t replicas = o.needs.replicas; replicas >= least; --replicas) {
-    for (const bool with_failed : {false, true}) {
-      const std::vector<StoreCandidate> candidates = Candidates(run, with_failed);
-      std::vector<std::vector<uint32_t>> holders(o.needs.chunks.size());
-      for (size_t store = 0; store < o.slots.size(); ++store) {
-        if (o.slots[store].lost) continue;
-        for (uint32_t c = 0; c < candidates.size(); ++c) {
-          if (candidates[c].store.incarnation() != o.slots[store].store.incarnation()) continue;
-          for (const uint32_t chunk : o.Held(store)) holders[chunk].push_back(c);
-        }
-      }
-      const auto placement = RepairPlacement(o.needs, replicas, RoomsOf(candidates), holders);
-      if (!placement.ok()) {
-        if (no_room.empty()) no_room = std::string(placement.status().message());
-        continue;
-      }
-      if (!o.AtBase()) {
-        // What is copied is the state of the committed step: whoever has it must have applied that.
-        for (const StoreSlot& slot : o.slots) {
-          if (slot.lost) continue;
-          WantedOfStore wanted{slot.report.generation(), o.map.map_version, o.epoch(),
-                               run.job.committed_step, 0};
-          const std::string lacks =
-              slot.heard ? WhatLacks(slot.report, wanted) : "was not heard of yet";
-          // What one that loads has kept is at that version; the rest is copied anew.
-          if (lacks.empty() || (slot.heard && IsLoading(slot.report, wanted))) continue;
-          *why = absl::StrCat("waits for ", NameOfStore(slot.store), ", which ", lacks);
-          return false;
-        }
-      }
-      const uint64_t copied_before = o.map.map_version;
-      DropSnapshot(run, "the chunks of the job move between the stores", out);
-      SetMap(run, candidates, *placement, replicas, holders, moment, out);
-      std::string text =
-          absl::StrCat("map ", o.map.map_version, " of the chunks (after ", copied_before, "): ");
-      std::vector<std::string> names;
-      for (const StoreSlot& slot : o.slots) names.push_back(slot.store.member());
-      absl::StrAppend(&text, absl::StrJoin(names, ", "));
-      if (!o.map.copies.empty()) {
-        absl::StrAppend(&text, "; ", o.map.copies.size(),
-                        o.map.copies.size() == 1 ? " copy is filled" : " copies are filled");
-      }
-      if (replicas < o.needs.replicas) {
-        absl::StrAppend(&text, "; the job goes on with ", replicas, " of ", o.needs.replicas,
-                        " replicas of each chunk: ", no_room);
-      }
-      AddEvent(run, text, moment, out);
-      return true;
+    tries.insert(tries.end(), {{replicas, Stores::kWell}, {replicas, Stores::kRested}});
+  }
+  // Fewer copies are better than one on a store that has just failed at it.
+  for (uint32_t replicas = o.needs.replicas; lost() && replicas >= least; --replicas) {
+    tries.emplace_back(replicas, Stores::kAny);
+  }
+  for (const auto& [replicas, stores] : tries) {
+    const absl::StatusOr<MapPlan> plan = PlanMap(run, replicas, stores, moment.now);
+    if (!plan.ok()) {
+      if (no_room.empty()) no_room = std::string(plan.status().message());
+      continue;
     }
+    if (!o.AtBase() && !AllAtCommitted(run, why)) return false;
+    const uint64_t copied_before = o.map.map_version;
+    DropSnapshot(run, "the chunks of the job move between the stores", out);
+    SetMap(run, plan->candidates, plan->placement, replicas, plan->holders, moment, out);
+    std::string text =
+        absl::StrCat("map ", o.map.map_version, " of the chunks (after ", copied_before, "): ");
+    std::vector<std::string> names;
+    for (const StoreSlot& slot : o.slots) names.push_back(slot.store.member());
+    absl::StrAppend(&text, absl::StrJoin(names, ", "));
+    if (!o.map.copies.empty()) {
+      absl::StrAppend(&text, "; ", o.map.copies.size(),
+                      o.map.copies.size() == 1 ? " copy is filled" : " copies are filled");
+    }
+    if (replicas < o.needs.replicas) {
+      absl::StrAppend(&text, "; the job goes on with ", replicas, " of ", o.needs.replicas,
+                      " replicas of each chunk: ", no_room);
+    }
+    std::vector<std::string> aside;
+    for (const auto& [incarnation, trouble] : o.troubles) {
+      if (trouble.aside) aside.push_back(trouble.what);
+    }
+    if (!aside.empty()) absl::StrAppend(&text, "; without ", AtMostThree(aside));
+    AddEvent(run, text, moment, out);
+    return true;
   }
   if (!lost()) return true;
   *why = absl::StrCat("waits for room on the shard stores: ", no_room);
   o.no_room_since = no_room_since.value_or(moment.now);
   if (!no_room_since) WakeBy(moment.now + options_.member_timeout + options_.return_grace);
   return false;
+}
+
+bool Core::AllAtCommitted(const Run& run, std::string* why) {
+  const OffloadedRun& o = *run.offload;
+  for (const StoreSlot& slot : o.slots) {
+    if (slot.lost) continue;
+    const WantedOfStore wanted{slot.report.generation(), o.map.map_version, o.epoch(),
+                               run.job.committed_step, 0};
+    const std::string lacks = slot.heard ? WhatLacks(slot.report, wanted) : "was not heard of yet";
+    // What one that loads has kept is at that version; the rest is copied anew.
+    if (lacks.empty() || (slot.heard && IsLoading(slot.report, wanted))) continue;
+    *why = absl::StrCat("waits for ", NameOfStore(slot.store), ", which ", lacks);
+    return false;
+  }
+  return true;
+}
+
+absl::StatusOr<Core::MapPlan> Core::PlanMap(const Run& run, uint32_t replicas, Stores stores,
+                                            absl::Duration now) const {
+  const OffloadedRun& o = *run.offload;
+  MapPlan plan;
+  plan.candidates = Candidates(run, stores, now);
+  plan.holders.resize(o.needs.chunks.size());
+  for (size_t store = 0; store < o.slots.size(); ++store) {
+    if (o.slots[store].lost) continue;
+    for (uint32_t c = 0; c < plan.candidates.size(); ++c) {
+      if (plan.candidates[c].store.incarnation() != o.slots[store].store.incarnation()) continue;
+      for (const uint32_t chunk : o.Held(store)) plan.holders[chunk].push_back(c);
+    }
+  }
+  auto placement = RepairPlacement(o.needs, replicas, RoomsOf(plan.candidates), plan.holders);
+  if (!placement.ok()) return placement.status();
+  plan.placement = *std::move(placement);
+  return plan;
+}
+
+bool Core::HasRoom(const Run& run, Stores stores, absl::Duration now) const {
+  return PlanMap(run, 1, stores, now).ok();
 }
 
 bool Core::CopiesAreLate(Run& run, const Moment& moment, std::string* why) {
@@ -254,8 +281,12 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   for (StoreSlot& slot : o.slots) {
     slot.was_ready = false;
     slot.last_change = moment.now;
-    // Its chunks are read again from the beginning: what was wrong with them is gone.
-    if (std::exchange(slot.failed, false)) slot.lost.reset();
+  }
+  // All is read again from the beginning, on others as easily as where it was of no use.
+  if (!HasRoom(run, Stores::kWell, moment.now)) {
+    for (StoreSlot& slot : o.slots) {
+      if (std::exchange(slot.failed, false)) slot.lost.reset();
+    }
   }
   job.committed_step = target;
   job.steps_lost += steps;
@@ -277,19 +308,11 @@ void Core::RollBack(Run& run, const Moment& moment, Decision* out) {
   Touch(run);
 }
 
-bool Core::CanAddReplicas(const Run& run) const {
+bool Core::CanAddReplicas(const Run& run, absl::Duration now) const {
   const OffloadedRun& o = *run.offload;
   const uint32_t have = o.map.job.map().replicas();
   if (have >= o.needs.replicas || run.job.committed_step >= run.job.spec.steps()) return false;
-  const std::vector<StoreCandidate> candidates = Candidates(run, false);
-  std::vector<std::vector<uint32_t>> holders(o.needs.chunks.size());
-  for (uint32_t c = 0; c < candidates.size(); ++c) {
-    for (const StoreSlot& slot : o.slots) {
-      if (candidates[c].store.incarnation() != slot.store.incarnation()) continue;
-      for (const uint32_t chunk : slot.chunks) holders[chunk].push_back(c);
-    }
-  }
-  return RepairPlacement(o.needs, have + 1, RoomsOf(candidates), holders).ok();
+  return PlanMap(run, have + 1, Stores::kRested, now).ok();
 }
 
 // --- opening ------------------------------------------------------------------------------------

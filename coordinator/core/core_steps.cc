@@ -203,11 +203,11 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
     StartSnapshot(run, moment, out);
     if (IsEnded(run.job.state)) return;
   }
-  if (!run.job.saving && CanAddReplicas(run)) {
+  if (!run.job.saving && CanAddReplicas(run, moment.now)) {
     Recover(run,
             absl::StrCat("after step ", step,
                          ": a shard store has room for the replicas that chunks lack"),
-            moment, out, /*planned=*/true);
+            moment, out, Cause::kPlanned);
   }
 }
 
@@ -401,6 +401,13 @@ void Core::EndOffload(Run& run, const std::string& reason, const Moment& moment,
   o.snapshots_open = false;
   for (const StoreSlot& slot : o.slots) ForgetOn(run, slot, moment, out);
   o.slots.clear();
+  for (const auto& [incarnation, trouble] : std::exchange(o.troubles, {})) {
+    if (!trouble.aside) continue;
+    StoreSlot slot;
+    slot.store = trouble.store;
+    slot.bytes = trouble.bytes;
+    ForgetOn(run, slot, moment, out);
+  }
   o.first_sign.reset();
   o.return_deadline.reset();
   o.finish_deadline.reset();

@@ -38,7 +38,7 @@ void Core::CheckOffload(Run& run, const Moment& moment, Decision* out) {
         Age(StartTimeout(run.job.spec) + SaveTimeout(run.job.spec)), " of the loss of one");
     const bool missed = MissesEvaluation(run);
     GiveUpEvaluation(run, late, moment, out);
-    if (missed && run.Live()) Recover(run, late, moment, out, /*planned=*/true);
+    if (missed && run.Live()) Recover(run, late, moment, out, Cause::kPlanned);
     if (missed) schedule_again_ = true;
   }
   CheckSnapshot(run, moment, out);

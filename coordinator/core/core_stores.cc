@@ -45,6 +45,21 @@ StoreRoom RoomOn(const std::string& member, const std::string& host, uint64_t li
   return room;
 }
 
+// Stores that are not lost have every chunk.
+bool IsWhole(const OffloadedRun& o) {
+  std::vector<bool> held(o.needs.chunks.size(), false);
+  for (size_t store = 0; store < o.slots.size(); ++store) {
+    if (o.slots[store].lost) continue;
+    for (const uint32_t chunk : o.Held(store)) held[chunk] = true;
+  }
+  return std::all_of(held.begin(), held.end(), [](bool one) { return one; });
+}
+
+bool IsAside(const OffloadedRun& o, const std::string& incarnation) {
+  const auto trouble = o.troubles.find(incarnation);
+  return trouble != o.troubles.end() && trouble->second.aside;
+}
+
 }  // namespace
 
 const Member* Core::MemberOf(const StoreSlot& slot) const {
@@ -66,6 +81,8 @@ Core::StoreUse Core::ReservedOn(const std::string& member, const std::string& in
     for (const StoreSlot& slot : run.offload->slots) {
       if (slot.store.incarnation() == incarnation) add(run.offload->needs.nvme, slot.bytes);
     }
+    if (!IsAside(*run.offload, incarnation)) continue;
+    add(run.offload->needs.nvme, run.offload->troubles.at(incarnation).bytes);
   }
   const auto end = leftovers_.end();
   for (auto it = leftovers_.lower_bound({member, ""}); it != end && it->first.first == member;
@@ -75,7 +92,8 @@ Core::StoreUse Core::ReservedOn(const std::string& member, const std::string& in
   return use;
 }
 
-std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) const {
+std::vector<StoreCandidate> Core::Candidates(const Run& run, Stores stores,
+                                             absl::Duration now) const {
   std::vector<StoreCandidate> candidates;
   const OffloadedRun& o = *run.offload;
   const auto add = [&](const v1::StoreMap::Store& store, uint64_t limit, const v1::Hello* hello) {
@@ -85,10 +103,17 @@ std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) c
     candidate.room = RoomOn(store.member(), store.host(), limit, hello, o.needs, use.memory,
                             o.needs.nvme ? use.nvme : use.memory);
   };
+  const auto rests = [&](const std::string& incarnation) {
+    const auto trouble = o.troubles.find(incarnation);
+    return stores != Stores::kAny && trouble != o.troubles.end() &&
+           now < trouble->second.rests_until;
+  };
   std::set<std::string> known;
   for (const StoreSlot& slot : o.slots) {
     const Member* member = MemberOf(slot);
-    if (slot.lost && !(slot.failed && with_failed && member != nullptr)) {
+    const bool again = slot.failed && member != nullptr && stores != Stores::kWell &&
+                       !rests(slot.store.incarnation());
+    if (slot.lost && !again) {
       if (slot.failed) known.insert(slot.store.incarnation());
       continue;
     }
@@ -102,6 +127,7 @@ std::vector<StoreCandidate> Core::Candidates(const Run& run, bool with_failed) c
     if (member.lost || member.session == 0 || hello.kind() != v1::MEMBER_KIND_STORE) continue;
     if (member.leaving) continue;
     if (known.contains(hello.incarnation()) || o.forgot.contains(hello.incarnation())) continue;
+    if (rests(hello.incarnation())) continue;
     v1::StoreMap::Store store;
     store.set_member(name);
     store.set_incarnation(hello.incarnation());
@@ -130,9 +156,9 @@ absl::Status Core::CanEverFit(const v1::JobSpec& spec) const {
       ". Start more stores, or give them a higher --memory-limit or --nvme-limit"));
 }
 
-bool Core::PlaceNew(Run& run, std::vector<StoreCandidate>* candidates,
+bool Core::PlaceNew(Run& run, absl::Duration now, std::vector<StoreCandidate>* candidates,
                     std::vector<uint32_t>* placement, std::string* why) const {
-  *candidates = Candidates(run, false);
+  *candidates = Candidates(run, Stores::kWell, now);
   if (candidates->empty()) {
     *why = "needs a shard store; none has joined";
     return false;
@@ -204,7 +230,19 @@ void Core::SetMap(Run& run, const std::vector<StoreCandidate>& candidates,
       slot.told = std::move(old.told);
       break;
     }
-    if (!stays && MemberOf(old) != nullptr) ForgetOn(run, old, moment, out);
+    if (stays || MemberOf(old) == nullptr) continue;
+    const auto trouble = o.troubles.find(old.store.incarnation());
+    if (old.failed && trouble != o.troubles.end()) {
+      trouble->second.aside = true;
+      trouble->second.bytes = old.bytes;
+      schedule_again_ = true;
+    } else {
+      ForgetOn(run, old, moment, out);
+    }
+  }
+  for (const StoreSlot& slot : o.slots) {
+    const auto trouble = o.troubles.find(slot.store.incarnation());
+    if (trouble != o.troubles.end()) trouble->second.aside = false;
   }
   Touch(run);
 }
@@ -348,6 +386,10 @@ void Core::OnStoreReport(const Member& member, const v1::StoreReport& report, co
     }
   }
   if (o == nullptr || store == o->slots.size()) {
+    if (o != nullptr && IsAside(*o, member.hello.incarnation())) {
+      if (!report.dropped()) return;
+      o->troubles.erase(member.hello.incarnation());
+    }
     if (report.dropped()) {
       leftovers_.erase(key);
       if (o != nullptr) o->forgot.insert(member.hello.incarnation());
@@ -436,22 +478,53 @@ void Core::JudgeReport(Run& run, size_t store, bool advanced, const Moment& mome
   if (!IsEnded(run.job.state) && !run.Live()) schedule_again_ = true;
 }
 
+int Core::Remember(Run& run, const StoreSlot& slot, const std::string& what, const Moment& moment) {
+  StoreTrouble& trouble = run.offload->troubles[slot.store.incarnation()];
+  if (moment.now >= trouble.rests_until + options_.store_rest_limit) trouble.failures = 0;
+  ++trouble.failures;
+  trouble.store = slot.store;
+  trouble.what = absl::StrCat(NameOfStore(slot.store), ": ", what);
+  // Another process that did not answer, or one bit of what was there, says little of the store.
+  const bool forgiven = slot.was_ready || IsNetworkCode(slot.report.error_code());
+  const int before = trouble.failures - (forgiven ? 2 : 1);
+  trouble.rests_until = moment.now;
+  if (before >= 0) {
+    const int doubled = std::min(before, 20);
+    trouble.rests_until +=
+        std::min(options_.store_rest * (int64_t{1} << doubled), options_.store_rest_limit);
+  }
+  return trouble.failures;
+}
+
 void Core::StoreFailed(Run& run, size_t store, const Moment& moment, Decision* out) {
-  const OffloadedRun& o = *run.offload;
-  StoreSlot& slot = run.offload->slots[store];
+  OffloadedRun& o = *run.offload;
+  StoreSlot& slot = o.slots[store];
   const std::string says = absl::StrCat(slot.report.error_code(), ": ", slot.report.problem());
-  const auto& copies = o.map.copies;
-  const bool copied = std::any_of(copies.begin(), copies.end(),
-                                  [&](const auto& copy) { return copy.to_store == store; });
+  const int failures = Remember(run, slot, says, moment);
+  const bool network = IsNetworkCode(slot.report.error_code());
   // Whether it was ready is not known after a start; once steps are committed it has been.
-  if (o.AtBase() && !slot.was_ready && !copied && !IsNetworkCode(slot.report.error_code())) {
-    EndSaved(run, absl::StrCat(NameOfStore(slot.store), " cannot load its part of the job: ", says),
-             moment, out);
+  const bool loading = o.AtBase() && !slot.was_ready;
+  slot.failed = true;
+  slot.lost = says;
+  if (loading && !network && !HasRoom(run, Stores::kWell, moment.now)) {
+    std::vector<std::string> others;
+    for (const auto& [incarnation, trouble] : o.troubles) {
+      if (incarnation != slot.store.incarnation()) others.push_back(trouble.what);
+    }
+    EndSaved(
+        run,
+        absl::StrCat(NameOfStore(slot.store), " cannot load its part of the job: ", says,
+                     "; no other shard store has room for it",
+                     others.empty() ? "" : absl::StrCat(" (failed too: ", AtMostThree(others), ")"),
+                     ". Mend or empty what it names, or start another store, and submit the "
+                     "job again"),
+        moment, out);
     return;
   }
-  slot.failed = true;
+  const bool covered =
+      loading ? failures == 1 && !network : HasRoom(run, Stores::kWell, moment.now) && IsWhole(o);
   LoseSlot(run, store, absl::StrCat("its state of the job is of no use any more: ", says), moment,
-           out);
+           out, covered ? Cause::kCovered : Cause::kFailure);
 }
 
 void Core::LoseStore(const std::string& name, const std::string& incarnation,
@@ -462,6 +535,7 @@ void Core::LoseStore(const std::string& name, const std::string& incarnation,
   }
   for (auto& [run_id, run] : runs_) {
     if (run.offload == nullptr || IsEnded(run.job.state)) continue;
+    if (run.offload->troubles.erase(incarnation) != 0) schedule_again_ = true;
     for (size_t store = 0; store < run.offload->slots.size(); ++store) {
       StoreSlot& slot = run.offload->slots[store];
       if (slot.store.incarnation() != incarnation || slot.store.member() != name) continue;
@@ -473,14 +547,14 @@ void Core::LoseStore(const std::string& name, const std::string& incarnation,
 }
 
 void Core::LoseSlot(Run& run, size_t store, const std::string& reason, const Moment& moment,
-                    Decision* out) {
+                    Decision* out, Cause cause) {
   StoreSlot& slot = run.offload->slots[store];
   slot.lost = reason;
   slot.lost_at = moment.now;
   const std::string text = absl::StrCat(NameOfStore(slot.store), ": ", reason);
   DropSnapshot(run, text, out);
   if (run.Live()) {
-    Recover(run, text, moment, out);
+    Recover(run, text, moment, out, cause);
     return;
   }
   AddEvent(run, text, moment, out);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -32,6 +33,17 @@ struct StoreSlot {
   SessionId told_session = 0;
   uint64_t told_map = 0;
   std::string told;
+};
+
+// What a store has failed at for this job: to take its state, or to keep it.
+struct StoreTrouble {
+  v1::StoreMap::Store store;
+  std::string what;  // the last, in words
+  int failures = 0;
+  absl::Duration rests_until;
+  // The map leaves it out, and it was not told to forget the job, so that it may get it again.
+  bool aside = false;
+  uint64_t bytes = 0;  // that are still reserved for it then
 };
 
 // Rank 0 has asked for a step's decision.
@@ -73,6 +85,9 @@ struct OffloadedRun {
 
   // Incarnations of stores that were told to forget the job: they do not take it again.
   std::set<std::string> forgot;
+  // By incarnation. In memory alone: after a start of the coordinator they have failed at nothing,
+  // and one that was aside is told to forget the job.
+  std::map<std::string, StoreTrouble> troubles;
 
   // Decided, and not in the history yet: a fuller record of the step may come.
   std::optional<v1::StepRecord> unwritten;

@@ -23,6 +23,11 @@ struct CoreOptions {
   // How long a lost member stays in the list of nodes.
   absl::Duration lost_shown = absl::Minutes(10);
 
+  // A store that could not keep a job's state gets none of it for this long where the job can do
+  // without; twice as long each time again, up to the limit, which later also forgets it.
+  absl::Duration store_rest = absl::Seconds(10);
+  absl::Duration store_rest_limit = absl::Minutes(10);
+
   int64_t chunk_elements = kChunkElements;  // of offloaded jobs; others: tests alone
 
   size_t max_members = 10000;

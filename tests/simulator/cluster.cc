@@ -75,6 +75,18 @@ bool Cluster::DiskIsFull(const std::string& job, uint64_t step) {
   return full;
 }
 
+void Cluster::BreakDisk(const std::string& store, absl::Duration how_long) {
+  world_.Trace(
+      absl::StrCat("the disk of ", store, " takes nothing for ", absl::FormatDuration(how_long)));
+  absl::Duration& until = broken_[store];
+  until = std::max(until, world_.now() + how_long);
+}
+
+bool Cluster::DiskTakes(const std::string& store) const {
+  const auto found = broken_.find(store);
+  return found == broken_.end() || world_.now() >= found->second;
+}
+
 void Cluster::StartMember(v1::MemberKind kind, const std::string& name) {
   if (members_.contains(name)) return;
   v1::Hello hello;

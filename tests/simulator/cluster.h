@@ -88,6 +88,10 @@ class Cluster {
   // Never for the checkpoint after the last step, whose failure is the job's.
   bool DiskIsFull(const std::string& job, uint64_t step);
 
+  // Of a store's host: nothing new can be kept there for so long, whatever process asks.
+  void BreakDisk(const std::string& store, absl::Duration how_long);
+  bool DiskTakes(const std::string& store) const;
+
   // --- processes ---
   void StartMember(v1::MemberKind kind, const std::string& name);
   void Kill(const std::string& name, bool supervised);
@@ -148,6 +152,7 @@ class Cluster {
   const ClusterOptions options_;
   Disk disk_;
   int evaluators_lost_ = 0;
+  std::map<std::string, absl::Duration> broken_;  // disks by store, until when
   std::set<std::string> full_;  // jobs, some checkpoint of which found the disk full
   std::map<std::string, std::unique_ptr<Reference>> references_;
   Invariants invariants_;

@@ -20,6 +20,12 @@ using coordinator::LogRecord;
 using coordinator::StepDecisionRecord;
 using coordinator::StoreMapRecord;
 
+namespace {
+
+constexpr absl::string_view kCannotLoad = "cannot load its part of the job";
+
+}  // namespace
+
 void Invariants::Violate(const std::string& invariant, const std::string& what) {
   cluster_->world().Violate(invariant, what);
 }
@@ -53,8 +59,28 @@ void Invariants::On(const JobRecord& record) {
     Violate("states", absl::StrCat(record.run_id, " leaves its end for ",
                                    coordinator::NameOfState(record.state)));
   }
+  if (record.state == v1::JOB_STATE_FAILED && run.state != record.state &&
+      absl::StrContains(record.reason, kCannotLoad)) {
+    CheckNoRoom(record);
+  }
   run.generation = record.generation;
   run.state = record.state;
+}
+
+// A job that ends because a store takes none of its state has no other store to go to: each is
+// gone, leaves, was told to forget it, or has refused it too.
+void Invariants::CheckNoRoom(const JobRecord& record) {
+  for (const auto& [name, process] : cluster_->members()) {
+    const auto* store = dynamic_cast<const SimStore*>(process.get());
+    if (store == nullptr || !store->alive() || store->refused()) continue;
+    const coordinator::Member* member = cluster_->coordinator().core().members().Find(name);
+    if (member == nullptr || member->hello.incarnation() != store->hello().incarnation()) continue;
+    if (member->lost || member->session == 0 || member->leaving) continue;
+    const SimStore::Job* job = store->Find(record.run_id);
+    if (job != nullptr && job->control.dropped()) continue;
+    Violate("room", absl::StrCat(record.run_id, " ends though ", name,
+                                 " could take its state: ", record.reason));
+  }
 }
 
 void Invariants::On(const StoreMapRecord& record) {
@@ -290,8 +316,10 @@ void Invariants::Check() {
       const Counters now{report.term(), report.generation(), report.version().epoch(),
                          report.map_version(), report.version().step()};
       if (report.dropped()) continue;
-      // Nothing here damages what a store holds: only another store may not answer.
-      if (report.phase() == v1::STORE_PHASE_FAILED && report.error_code() != "UNAVAILABLE") {
+      // Nothing here damages what a store holds: another store may not answer, or its disk is full.
+      const bool full = store->refused() && report.error_code() == "RESOURCE_EXHAUSTED";
+      if (report.phase() == v1::STORE_PHASE_FAILED && report.error_code() != "UNAVAILABLE" &&
+          !full) {
         return Violate("I3", absl::StrCat(name, ", ", run_id, " fails: ", report.problem()));
       }
       if (now.term < seen.term || now.generation < seen.generation || now.epoch < seen.epoch ||
@@ -334,6 +362,10 @@ void Invariants::CheckEnd(const v1::JobStatus& status) {
       faults_ - runs_[status.run_id()].faults >= kGivesUp &&
       absl::StrContains(status.reason(), "recoveries in a row")) {
     ++given_up_;
+    return;
+  }
+  if (status.state() == v1::JOB_STATE_FAILED && absl::StrContains(status.reason(), kCannotLoad)) {
+    ++refused_;  // whether it had to was seen when it ended
     return;
   }
   if (status.state() != v1::JOB_STATE_COMPLETED) {

@@ -45,6 +45,8 @@ class Invariants {
 
   // Rollbacks without a step lost, as what the stores that left held was saved before.
   uint64_t left() const { return left_; }
+  // Jobs that ended because no store that was left took their state.
+  uint64_t refused() const { return refused_; }
   uint64_t recoveries() const { return recoveries_; }
   uint64_t rollbacks() const { return rollbacks_; }
   uint64_t decisions() const { return decisions_; }
@@ -70,6 +72,7 @@ class Invariants {
   void On(const coordinator::JobRecord& record);
   void On(const coordinator::StoreMapRecord& record);
   void On(const coordinator::StepDecisionRecord& record);
+  void CheckNoRoom(const coordinator::JobRecord& record);
   void CheckLost(const Run& run);
   void CheckLeft(const Run& run, uint64_t base);
   void CheckFullyStaged(const Run& run, const v1::StepDecision& decision);
@@ -82,7 +85,7 @@ class Invariants {
   std::map<std::pair<std::string, std::string>, Counters> stores_;  // by incarnation, run
   std::set<std::string> applied_;
   uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
-  uint64_t cut_copies_ = 0, left_ = 0, made_up_ = 0, left_out_ = 0;
+  uint64_t cut_copies_ = 0, left_ = 0, made_up_ = 0, left_out_ = 0, refused_ = 0;
 };
 
 }  // namespace zeroshard::simulator

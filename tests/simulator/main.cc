@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   options.faults = !no_faults;
   uint64_t failed = 0, recoveries = 0, rollbacks = 0, decisions = 0, faults = 0, given_up = 0;
-  uint64_t cut_copies = 0, left = 0, made_up = 0, left_out = 0;
+  uint64_t cut_copies = 0, left = 0, made_up = 0, left_out = 0, broken = 0, refused = 0;
   for (uint64_t seed = from; seeds == 0 || seed < from + seeds; ++seed) {
     const zeroshard::simulator::Outcome outcome = zeroshard::simulator::Simulate(seed, options);
     recoveries += outcome.recoveries;
@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
     left += outcome.left;
     made_up += outcome.made_up;
     left_out += outcome.left_out;
+    broken += outcome.broken;
+    refused += outcome.refused;
     if (outcome.ok) continue;
     ++failed;
     std::cout << "seed " << seed << " (" << outcome.setting << "): " << outcome.violation << "\n";
@@ -41,6 +43,7 @@ int main(int argc, char** argv) {
             << " faults, " << decisions << " decisions, " << recoveries << " recoveries, "
             << rollbacks << " rollbacks (" << cut_copies << " with a copy under way, " << left
             << " to what leaving stores had saved), " << given_up << " jobs given up, " << made_up
-            << " evaluations made up for, " << left_out << " left out\n";
+            << " evaluations made up for, " << left_out << " left out, " << broken
+            << " broken disks, " << refused << " jobs refused by all stores\n";
   return failed == 0 ? 0 : 1;
 }

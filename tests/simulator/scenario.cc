@@ -25,6 +25,7 @@ class Scenario {
         chance_(Mix(seed, 17)),
         leaves_(Mix(seed, 31)),
         evaluates_(Mix(seed, 37)),
+        disks_(Mix(seed, 41)),
         cluster_(Mix(seed, 23), Shape()) {
     cluster_.world().verbose = options.verbose;
   }
@@ -37,6 +38,7 @@ class Scenario {
   void Submit(const v1::JobSpec& spec);
   void NextFault();
   void NextLeave(int left);
+  void NextBrokenDisk(int left);
   void Fault();
   bool Ended() const;
   bool Dropped() const;
@@ -46,6 +48,7 @@ class Scenario {
   World chance_;     // decides the shape; apart, so that a change of it leaves the rest alone
   World leaves_;     // decides when stores are asked to leave
   World evaluates_;  // decides which jobs have a validation set
+  World disks_;      // decides which disks take nothing, when
   uint32_t replicas_ = 1;
   uint32_t workers_ = 1;
   uint64_t faults_left_ = 0;
@@ -53,6 +56,8 @@ class Scenario {
   absl::Duration apart_ = absl::Seconds(2);
   absl::Duration last_fault_ = absl::ZeroDuration();
   int gone_for_good_ = 0;
+  int broken_for_good_ = 0;
+  uint64_t broken_ = 0;
   std::string setting_;
   std::vector<std::string> jobs_;
   Cluster cluster_;
@@ -165,6 +170,25 @@ void Scenario::NextLeave(int left) {
   });
 }
 
+void Scenario::NextBrokenDisk(int left) {
+  if (left == 0) return;
+  world().After(disks_.Between(absl::Milliseconds(1), absl::Seconds(40)), [this, left] {
+    if (Ended()) return;
+    const int stores = cluster_.options().stores;
+    const std::string name = absl::StrCat("store-", disks_.Upto(static_cast<uint64_t>(stores - 1)));
+    absl::Duration how_long = disks_.Between(absl::Seconds(1), absl::Minutes(2));
+    if (disks_.Chance(40) && gone_for_good_ + broken_for_good_ + 1 < stores) {
+      ++broken_for_good_;
+      how_long = absl::Hours(1000);
+    }
+    // Not one of the faults that excuse a job which gives up: only a disk is ill.
+    ++broken_;
+    last_fault_ = world().now();
+    cluster_.BreakDisk(name, how_long);
+    NextBrokenDisk(left - 1);
+  });
+}
+
 void Scenario::Fault() {
   const auto any = [this](const std::string& kind) {
     std::vector<std::string> names;
@@ -183,8 +207,9 @@ void Scenario::Fault() {
     cluster_.Kill(name, world().Chance(50));
     // Some never come back, as long as others can do their part.
     if (world().Chance(20)) {
-      const int left = store ? cluster_.options().stores - static_cast<int>(replicas_)
-                             : cluster_.options().spares;
+      const int left =
+          store ? cluster_.options().stores - static_cast<int>(replicas_) - broken_for_good_
+                : cluster_.options().spares;
       if (gone_for_good_ < left) {
         ++gone_for_good_;
         return;
@@ -271,6 +296,9 @@ Outcome Scenario::Run() {
   }
   NextFault();
   if (options_.faults && leaves_.Chance(40)) NextLeave(static_cast<int>(1 + leaves_.Upto(3)));
+  if (options_.faults && disks_.Chance(40)) {
+    NextBrokenDisk(static_cast<int>(1 + disks_.Upto(2)));
+  }
   last_fault_ = world().now();
   while (!world().violated() && !Ended()) {
     if (!world().Step()) break;
@@ -311,6 +339,8 @@ Outcome Scenario::Run() {
   outcome.left = cluster_.invariants().left();
   outcome.made_up = cluster_.invariants().made_up();
   outcome.left_out = cluster_.invariants().left_out();
+  outcome.broken = broken_;
+  outcome.refused = cluster_.invariants().refused();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
   return outcome;

@@ -18,6 +18,8 @@ struct Outcome {
   uint64_t left = 0;        // rollbacks to what was saved for stores that left, no step lost
   uint64_t made_up = 0;     // generations that began with a loss which the one before owed
   uint64_t left_out = 0;    // losses on the validation set that a history does without
+  uint64_t broken = 0;      // disks that took no state for a while, or for good
+  uint64_t refused = 0;     // jobs that ended as no store was left that took their state
   double seconds = 0;       // simulated
 };
 

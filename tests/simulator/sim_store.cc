@@ -169,6 +169,10 @@ void SimStore::LoadNext(Job& job, std::vector<uint32_t> left, absl::Duration sin
            CarryOut(job, job.control.OnLoaded(status));
            Settle(job);
          };
+         if (!cluster_->DiskTakes(name())) {
+           refused_ = true;
+           return fail(absl::ResourceExhaustedError("no space left on device"));
+         }
          for (const v1::StoreJob::Copy& copy : what.copies()) {
            if (copy.chunk() != chunk) continue;
            const v1::StoreMap::Store& peer = what.map().stores(static_cast<int>(copy.from_store()));

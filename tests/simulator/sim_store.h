@@ -52,6 +52,8 @@ class SimStore : public Process {
   // It ends when the coordinator lets it go.
   void AskToLeave();
   bool let_go() const { return let_go_; }
+  // Its disk did not take what this process was told to load.
+  bool refused() const { return refused_; }
   const Job* Find(const std::string& run_id) const;
 
   // --- what ranks ask for; answered in this process's time ---
@@ -83,7 +85,7 @@ class SimStore : public Process {
   const v1::Progress* ProgressNow() const override { return leaving_ ? &leaves_ : nullptr; }
 
   const absl::Duration patience_;
-  bool leaving_ = false, let_go_ = false;
+  bool leaving_ = false, let_go_ = false, refused_ = false;
   v1::Progress leaves_;
   std::map<std::string, std::unique_ptr<Job>> jobs_;
 };

@@ -70,6 +70,21 @@ TEST(Simulator, JobsWhoseCopiesLoseTheirSourceForGoodGoBackToo) {
   EXPECT_GT(left, 0u);
 }
 
+// Each of these is ended by the core only where no other store is left for it.
+TEST(Simulator, JobsGoOnBesideDisksThatTakeNoState) {
+  uint64_t broken = 0, jobs = 0, refused = 0;
+  for (uint64_t seed = 7001; seed <= 7200; ++seed) {
+    const Outcome outcome = Simulate(seed);
+    ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
+    broken += outcome.broken;
+    refused += outcome.refused;
+    ++jobs;
+  }
+  EXPECT_GT(broken, 50u);
+  EXPECT_GT(refused, 0u);
+  EXPECT_LT(refused, jobs / 4);  // most go on
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, Disturbed, testing::Values(1, 1001, 2001, 3001));
 
 }  // namespace
