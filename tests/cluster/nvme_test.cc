@@ -71,14 +71,21 @@ class NvmeTest : public OffloadTest {
       close(fd);
     }
   }
-  // Until the store has met it.
+  // Until the store has met it; its files are in `folder`, or in that of its own name.
   bool DamageUntilFound(const std::string& workdir, const std::string& store, uint32_t section,
-                        Process* local) const {
+                        Process* local, const std::string& folder = "") const {
     const bool found = Eventually(kPatience, [&] {
-      for (int i = 0; i < 5; ++i) Damage(workdir, store, section);
+      for (int i = 0; i < 5; ++i) Damage(workdir, folder.empty() ? store : folder, section);
       return absl::StrContains(LogOf(workdir, store), "is damaged") || local->Ended();
     });
     return found && !local->Ended();
+  }
+  // No file can be made in the store's folder any more, and what is there is damaged.
+  bool LoseDisk(const std::string& workdir, const std::string& store, Process* local) const {
+    const std::string folder = WorkPath(workdir, "nvme/" + store);
+    fs::rename(folder, folder + ".gone");
+    std::ofstream(folder) << "in its place";
+    return DamageUntilFound(workdir, store, 0, local, store + ".gone");
   }
   std::string LogOf(const std::string& workdir, const std::string& store) const {
     return ReadText(WorkPath(workdir, absl::StrCat("logs/", store, ".log")));
@@ -188,6 +195,32 @@ TEST_F(NvmeTest, WithoutAnotherCopyADamagedDiskTakesTheJobBackToItsCheckpoint) {
     ExpectSound(WorkPath(workdir, "ckpt/small"));
     fs::remove_all(WorkPath(workdir, "ckpt"));
   }
+}
+
+TEST_F(NvmeTest, ADiskThatTakesNothingAnyMoreCostsACopyAndNotTheJob) {
+  const Result wanted = Undisturbed(OnDisks(2, 2));
+  const auto local = StartJson("w", OnDisks(2, 2));
+  ASSERT_TRUE(AwaitSteps("w", 5, local.get()));
+  ASSERT_TRUE(LoseDisk("w", "store-1", local.get())) << local->Out();
+  const Result seen = Finish("w", local.get());
+  EXPECT_EQ(seen.history, wanted.history);
+  EXPECT_EQ(seen.digest, wanted.digest);
+  EXPECT_EQ(seen.status["steps_lost"], 0);
+  EXPECT_THAT(EventsOf(seen), HasSubstr("goes on with 1 of 2 replicas"));
+}
+
+TEST_F(NvmeTest, WithoutAnotherCopyTheJobGoesOnWhereADiskTakesItsState) {
+  std::vector<std::string> args = OnDisks(2, 1);
+  const Result wanted = Undisturbed(args);
+  args.insert(args.end(), {"--set", "checkpoint={dir: ckpt, interval_steps: 10}"});
+  const auto local = StartJson("w", args);
+  ASSERT_TRUE(Eventually(kPatience, [&] { return fs::exists(Checkpoint("w", 10)); }));
+  ASSERT_TRUE(LoseDisk("w", "store-1", local.get())) << local->Out();
+  const Result seen = Finish("w", local.get());
+  EXPECT_EQ(seen.history, wanted.history);
+  EXPECT_EQ(seen.digest, wanted.digest);
+  EXPECT_THAT(seen.status["version"]["epoch"].get<int>(), Ge(2));
+  EXPECT_THAT(seen.status["store_plan"].dump(), testing::Not(HasSubstr("store-1")));
 }
 
 // --- from and to other devices ------------------------------------------------------------------
