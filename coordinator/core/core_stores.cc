@@ -506,15 +506,19 @@ void Core::StoreFailed(Run& run, size_t store, const Moment& moment, Decision* o
   const bool loading = o.AtBase() && !slot.was_ready;
   slot.failed = true;
   slot.lost = says;
-  if (loading && !network && !HasRoom(run, Stores::kWell, moment.now)) {
+  const bool again_and_again = !network && failures > kMaxRecoveries;
+  if (((loading && !network) || again_and_again) && !HasRoom(run, Stores::kWell, moment.now)) {
     std::vector<std::string> others;
     for (const auto& [incarnation, trouble] : o.troubles) {
       if (incarnation != slot.store.incarnation()) others.push_back(trouble.what);
     }
     EndSaved(
         run,
-        absl::StrCat(NameOfStore(slot.store), " cannot load its part of the job: ", says,
-                     "; no other shard store has room for it",
+        absl::StrCat(NameOfStore(slot.store),
+                     loading ? " cannot load its part of the job: "
+                             : absl::StrCat(" lost its part of the job for the ", failures,
+                                            "th time in a short while: "),
+                     says, "; no other shard store has room for it",
                      others.empty() ? "" : absl::StrCat(" (failed too: ", AtMostThree(others), ")"),
                      ". Mend or empty what it names, or start another store, and submit the "
                      "job again"),

@@ -212,6 +212,24 @@ TEST(DamagingDisk, WithoutAnyOtherIsLoadedAgain) {
   ExpectFinishes(h, 3);
 }
 
+TEST(DamagingDisk, WithoutAnyOtherEndsTheJobWhenItGoesOnDoingSo) {
+  OffloadHarness h;
+  StartSaved(h, 1, 1, 2);
+  for (int i = 0; i < 5; ++i) {
+    h.TrainTo("a", 3);
+    Damage(h, "store-0");
+    Settle(h);
+    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  }
+  h.TrainTo("a", 3);
+  Damage(h, "store-0");
+  Settle(h);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(h.Status("a").reason(),
+              AllOf(HasSubstr("store-0 on"), HasSubstr("for the 6th time"), HasSubstr("checksum"),
+                    HasSubstr("no other shard store has room"), HasSubstr("submit the job again")));
+}
+
 // The first time may be a bit that flipped; the second is the disk.
 TEST(DamagingDisk, OfAReplicaIsFilledAgainOnceAndThenRests) {
   OffloadHarness h;
