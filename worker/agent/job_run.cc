@@ -266,6 +266,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   options.connect_timeout = start;
   options.operation_timeout = absl::Seconds(spec.timeouts().collective_seconds());
   options.cancelled = &stop_;
+  options.deterministic = spec.deterministic();
   // An offloaded step waits for the coordinator in the middle; other ranks' waits are for each
   // other.
   if (offloaded()) options.presence = context_.presence;

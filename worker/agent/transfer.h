@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,45 +10,19 @@
 
 #include "absl/status/status.h"
 #include "worker/device/device.h"
+#include "worker/device/host_event.h"
 
 namespace zeroshard {
-
-// An event that is done when it is told so. Thread-safe.
-class TransferEvent : public Event::State {
- public:
-  bool Done() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return done_;
-  }
-  absl::Status Wait() override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return done_; });
-    return status_;
-  }
-  void Set(absl::Status status) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    done_ = true;
-    status_ = std::move(status);
-    changed_.notify_all();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  absl::Status status_;
-};
 
 // Shared by everything that still reads from or writes into the caller's memory, gRPC's slices
 // among them: the event is done when the last of them has let go. Thread-safe.
 class Transfer {
  public:
   // `elements`: that must be told of as done for the transfer to end well.
-  explicit Transfer(int64_t elements)
-      : event_(std::make_shared<TransferEvent>()), left_(elements) {}
+  explicit Transfer(int64_t elements) : event_(std::make_shared<HostEvent>()), left_(elements) {}
   ~Transfer() {
     if (status_.ok() && left_ != 0) status_ = absl::AbortedError("the transfer was given up");
-    event_->Set(std::move(status_));
+    event_->Finish(std::move(status_));
   }
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -66,7 +39,7 @@ class Transfer {
   }
 
  private:
-  const std::shared_ptr<TransferEvent> event_;
+  const std::shared_ptr<HostEvent> event_;
   std::mutex mutex_;
   int64_t left_;
   absl::Status status_;

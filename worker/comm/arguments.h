@@ -11,7 +11,7 @@
 
 namespace zeroshard {
 
-absl::Status CheckSum(DType type);  // fp32 or bf16
+absl::Status CheckSum(DType type);  // fp32, bf16 or fp16
 absl::Status CheckCount(const char* what, int64_t count);
 absl::Status CheckArgs(const ReduceScatterArgs& args, int size);
 absl::Status CheckRoot(int root, int size);

@@ -147,16 +147,16 @@ TEST(StoreClientTest, APushStartsAfterItsEventAndHasThatOnesError) {
   FakeStore store;
   const auto client = StoreClient::Open(Options({&store}));
   ASSERT_TRUE(client.ok()) << client.status();
-  auto before = std::make_shared<TransferEvent>();
-  auto failed = std::make_shared<TransferEvent>();
+  auto before = std::make_shared<HostEvent>();
+  auto failed = std::make_shared<HostEvent>();
   const std::string data = Values(700, 5);
   const Event second = (*client)->Push(11, 1, 0, 700, data.data(), Event(failed));
-  failed->Set(absl::DataLossError("rank 3 is not a number"));
+  failed->Finish(absl::DataLossError("rank 3 is not a number"));
   EXPECT_EQ(second.Wait(), absl::DataLossError("rank 3 is not a number"));
   const Event first = (*client)->Push(12, 1, 0, 700, data.data(), Event(before));
   EXPECT_FALSE(first.Done());
   store.With([](auto& state) { EXPECT_EQ(state.push_frames, 0); });
-  before->Set(absl::OkStatus());
+  before->Finish(absl::OkStatus());
   EXPECT_TRUE(first.Wait().ok());
   store.With([](auto& state) { EXPECT_EQ(state.push_frames, 1); });
 }
@@ -166,8 +166,8 @@ TEST(StoreClientTest, APullStartsAfterItsEventAndHasThatOnesError) {
   const auto client = StoreClient::Open(Options({&store}));
   ASSERT_TRUE(client.ok()) << client.status();
   store.Publish(11, 0, Values(1000, 4));
-  auto before = std::make_shared<TransferEvent>();
-  auto failed = std::make_shared<TransferEvent>();
+  auto before = std::make_shared<HostEvent>();
+  auto failed = std::make_shared<HostEvent>();
   std::string first(2000, '\0'), second(2000, '\0'), third(2000, '\0');
   const Event kept = (*client)->Pull(11, 0, 0, 1000, first.data(), Event(failed));
   const Event held = (*client)->Pull(11, 0, 0, 1000, second.data(), Event(before));
@@ -175,7 +175,7 @@ TEST(StoreClientTest, APullStartsAfterItsEventAndHasThatOnesError) {
   ASSERT_TRUE((*client)->Pull(11, 0, 0, 1000, third.data()).Wait().ok());
   EXPECT_EQ(third, Values(1000, 4));
   EXPECT_FALSE(kept.Done());
-  failed->Set(absl::DataLossError("rank 3 is not a number"));
+  failed->Finish(absl::DataLossError("rank 3 is not a number"));
   EXPECT_EQ(kept.Wait(), absl::DataLossError("rank 3 is not a number"));
   EXPECT_EQ(first, std::string(2000, '\0'));
   EXPECT_EQ((*client)->Pull(11, 0, 0, 1000, first.data(), Event(failed)).Wait(),
@@ -184,7 +184,7 @@ TEST(StoreClientTest, APullStartsAfterItsEventAndHasThatOnesError) {
             absl::DataLossError("rank 3 is not a number"));
   EXPECT_FALSE(held.Done());
   EXPECT_EQ(second, std::string(2000, '\0'));
-  before->Set(absl::OkStatus());
+  before->Finish(absl::OkStatus());
   EXPECT_TRUE(held.Wait().ok());
   EXPECT_EQ(second, Values(1000, 4));
 }
@@ -389,7 +389,7 @@ TEST(StoreClientTest, AbortEndsWhatIsOnItsWayAndWhatWaits) {
   store.With([](auto& state) { state.hold_pushes = true; });
   const std::string data = Values(2500, 1);
   std::string out(5000, '\0');
-  auto never = std::make_shared<TransferEvent>();
+  auto never = std::make_shared<HostEvent>();
   std::vector<Event> events;
   events.push_back((*client)->Push(11, 0, 0, 2500, data.data()));
   ASSERT_TRUE(store.Await([](const auto& state) { return state.early.size() == 1; }));
@@ -402,7 +402,7 @@ TEST(StoreClientTest, AbortEndsWhatIsOnItsWayAndWhatWaits) {
     EXPECT_EQ(event.Wait(), absl::AbortedError("rank 1 is gone"));
   }
   EXPECT_TRUE(store.Await([](const auto& state) { return state.sessions == 0; }));
-  never->Set(absl::OkStatus());
+  never->Finish(absl::OkStatus());
 }
 
 TEST(StoreClientTest, AStoreThatFallsSilentIsNamedWithStepAndChunk) {

@@ -42,6 +42,22 @@ TEST_F(WorkerAgentTest, TrainsReportsEveryStepAndSaysThatItIsDone) {
   EXPECT_EQ(training_.alive, 0);
 }
 
+TEST_F(WorkerAgentTest, SumsAreInRankOrderWhereTheJobIsDeterministic) {
+  std::vector<bool> asked;
+  training_.on_connect = [&](const CommunicatorOptions& options) {
+    asked.push_back(options.deterministic);
+  };
+  v1::Assign job = Job("a-1");
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd(1).completed());
+  EXPECT_TRUE(AwaitIdle());
+  job = Job("b-1");
+  job.mutable_spec()->set_deterministic(true);
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd(2).completed());
+  EXPECT_EQ(asked, (std::vector<bool>{false, true}));
+}
+
 TEST_F(WorkerAgentTest, ServesTheNextJobWithoutARestart) {
   for (int i = 1; i <= 3; ++i) {
     cluster_.With([](auto& state) { state.steps.clear(); });

@@ -1,17 +1,11 @@
-// The sum in rank order as one arithmetic for GPU and CPU: the kernel (cuda/fold.cu) and its test
+// The sum in rank order as one arithmetic for GPU and CPU: the kernel (cuda/fold_kernel.cu) and its test
 // on the CPU compile these same functions.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "common/types.h"
-
-#ifdef __CUDACC__
-#define ZS_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define ZS_HOST_DEVICE inline
-#endif
+#include "worker/ops/cuda/host_device.h"
 
 namespace zeroshard {
 
@@ -33,16 +27,6 @@ struct FoldArgs {
   DType output_type = DType::kF32;  // fp32, or `type`
 };
 
-// Elements as they lie in memory: float, or uint16_t for bf16.
-ZS_HOST_DEVICE float Widen(float value) { return value; }
-ZS_HOST_DEVICE float Widen(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
-ZS_HOST_DEVICE void RoundTo(float value, float* to) { *to = value; }
-ZS_HOST_DEVICE void RoundTo(float value, uint16_t* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  *to = value != value ? static_cast<uint16_t>((bits >> 16) | 0x40)
-                       : static_cast<uint16_t>((bits + ((bits >> 16) & 1) + 0x7fff) >> 16);
-}
-
 // N neighbours, moved as one where memory is aligned to them.
 template <typename T, int N>
 struct alignas(N * sizeof(T)) Pack {
@@ -56,7 +40,7 @@ ZS_HOST_DEVICE void FoldPack(const FoldArgs& args, int64_t first) {
   float sums[N] = {};
   if (args.accumulate) {
     const Pack<Out, N> start = *out;
-    for (int i = 0; i < N; ++i) sums[i] = Widen(start.values[i]);
+    for (int i = 0; i < N; ++i) sums[i] = cuda::Element<Out>::Widen(start.values[i]);
   }
   int64_t at = first;  // of the next staged one
   for (int rank = 0; rank < args.contributors; ++rank) {
@@ -68,10 +52,10 @@ ZS_HOST_DEVICE void FoldPack(const FoldArgs& args, int64_t first) {
       at += args.stride;
     }
     const Pack<In, N> pack = *reinterpret_cast<const Pack<In, N>*>(from);
-    for (int i = 0; i < N; ++i) sums[i] += Widen(pack.values[i]);
+    for (int i = 0; i < N; ++i) sums[i] += cuda::Element<In>::Widen(pack.values[i]);
   }
   Pack<Out, N> result;
-  for (int i = 0; i < N; ++i) RoundTo(sums[i], &result.values[i]);
+  for (int i = 0; i < N; ++i) result.values[i] = cuda::Element<Out>::Narrow(sums[i]);
   *out = result;
 }
 
@@ -91,8 +75,8 @@ inline int FoldWidth(const FoldArgs& args) {
 template <typename Visit>
 auto VisitFoldTypes(const FoldArgs& args, const Visit& visit) {
   if (args.type == DType::kF32) return visit(float{}, float{});
-  if (args.output_type == DType::kF32) return visit(uint16_t{}, float{});
-  return visit(uint16_t{}, uint16_t{});
+  if (args.output_type == DType::kF32) return visit(cuda::Bf16{}, float{});
+  return visit(cuda::Bf16{}, cuda::Bf16{});
 }
 
 }  // namespace zeroshard

@@ -39,7 +39,7 @@ cudaError_t Load() {
 
 cudaError_t LoadFold() {
   for (cudaError_t error :
-       {Load<float, float>(), Load<uint16_t, float>(), Load<uint16_t, uint16_t>()}) {
+       {Load<float, float>(), Load<cuda::Bf16, float>(), Load<cuda::Bf16, cuda::Bf16>()}) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
