@@ -1,5 +1,5 @@
-// The sum in rank order as one arithmetic for GPU and CPU: the kernel (cuda/fold_kernel.cu) and its test
-// on the CPU compile these same functions.
+// The sum in rank order as one arithmetic for GPU and CPU: the kernel (cuda/fold_kernel.cu) and its
+// test on the CPU compile these same functions.
 #pragma once
 
 #include <cstdint>
