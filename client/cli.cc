@@ -65,7 +65,7 @@ CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context,
-                                                     absl::Duration timeout) {
+                                                    absl::Duration timeout) {
   ZS_ASSIGN_OR_RETURN(auto security,
                       security::Security::Load(context.options.security, security::Role::kClient));
   return JobsClient::Create(context.options.coordinator,

@@ -73,9 +73,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr) {
-    return absl::InternalError(
-        absl::StrCat("gRPC could not start a server for ", address->ToString(),
-                     "; what it logged just before says why"));
+    return absl::InternalError(absl::StrCat("gRPC could not start a server for ",
+                                            address->ToString(),
+                                            "; what it logged just before says why"));
   }
   result->listener_ = *std::move(listener);
   address->port = result->port_ = result->listener_->port();

@@ -20,16 +20,16 @@ namespace zeroshard {
 class GrpcServer {
  public:
   struct Options {
-    std::string listen;                    // host:port, port 0 takes a free one
-    std::vector<grpc::Service*> services;  // not owned; outlive the server
+    std::string listen = {};                    // host:port, port 0 takes a free one
+    std::vector<grpc::Service*> services = {};  // not owned; outlive the server
     // What a peer may send in one message. Larger ones are refused with RESOURCE_EXHAUSTED.
     int max_message_bytes = 16 << 20;
     // Channel arguments over and above those that every server has.
     std::vector<std::pair<std::string, int>> arguments = {};
     // Null: the process's.
     std::shared_ptr<const security::Security> security = nullptr;
-    // A connection older than this takes no new calls (its peer makes another, with the certificates
-    // of then); calls under way have `connection_grace` to end. Infinite: for ever.
+    // A connection older than this takes no new calls (its peer makes another, with the
+    // certificates of then); calls under way have `connection_grace` to end. Infinite: for ever.
     absl::Duration connection_age = absl::InfiniteDuration();
     absl::Duration connection_grace = absl::InfiniteDuration();
     security::ConnectionGate::Most connections = {};

@@ -44,8 +44,8 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   serving.listen = flags.listen;
   serving.connection_age = absl::Seconds(flags.connection_age);
   // Sessions and watches are cut then; they come back by themselves within a heartbeat.
-  serving.connection_grace = std::clamp(serving.connection_age / 2, absl::Seconds(1),
-                                        absl::Seconds(30));
+  serving.connection_grace =
+      std::clamp(serving.connection_age / 2, absl::Seconds(1), absl::Seconds(30));
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
   // Clients elsewhere are told where history and logs are.
   std::error_code error;

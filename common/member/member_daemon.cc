@@ -144,8 +144,7 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   auto started = GrpcServer::Start(server);
   if (!started.ok()) return started.status();
   daemon->server_ = *std::move(started);
-  auto metrics =
-      MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
+  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
   if (!metrics.ok()) return metrics.status();
   daemon->metrics_ = *std::move(metrics);
   daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);

@@ -21,7 +21,7 @@ struct MemberDaemonOptions {
   v1::MemberKind kind = v1::MEMBER_KIND_UNSPECIFIED;
   std::string program;  // "zeroshard-worker"
   std::string coordinator = "127.0.0.1:7070";
-  std::string name;  // empty: worker-<host name> or store-<host name>
+  std::string name;            // empty: worker-<host name> or store-<host name>
   std::string listen;          // empty: a free port of every address, or of 127.0.0.1 where
   std::string metrics_listen;  // other hosts are not spoken to
   std::string advertise_host;

@@ -54,9 +54,8 @@ absl::Status MayCall(const Identity& identity, absl::string_view method) {
   for (const Role role : rule->roles) {
     if (identity.Has(role)) return absl::OkStatus();
   }
-  return absl::PermissionDeniedError(absl::StrCat(Shown(method), ": the caller is ",
-                                                  identity.Describe(), ", wanted ",
-                                                  ListOf(rule->roles)));
+  return absl::PermissionDeniedError(absl::StrCat(
+      Shown(method), ": the caller is ", identity.Describe(), ", wanted ", ListOf(rule->roles)));
 }
 
 absl::Status CheckMember(const grpc::AuthContext& context, Role role, absl::string_view name) {

@@ -139,13 +139,14 @@ size_t RaiseFileLimit() {
   return files > 2 * kOwnFiles ? files - kOwnFiles : files / 2;
 }
 
-Listener::Listener(const ConnectionGate::Most& most) : gate_([&most] {
-  ConnectionGate::Most bounded = most;
-  bounded.in_all = std::min(most.in_all, RaiseFileLimit());
-  // However few files there are, one peer never has them all.
-  bounded.of_peer = std::min(most.of_peer, std::max<size_t>(1, bounded.in_all / 2));
-  return bounded;
-}()) {}
+Listener::Listener(const ConnectionGate::Most& most)
+    : gate_([&most] {
+        ConnectionGate::Most bounded = most;
+        bounded.in_all = std::min(most.in_all, RaiseFileLimit());
+        // However few files there are, one peer never has them all.
+        bounded.of_peer = std::min(most.of_peer, std::max<size_t>(1, bounded.in_all / 2));
+        return bounded;
+      }()) {}
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const HostPort& address,
                                                          const ConnectionGate::Most& most) {
@@ -166,14 +167,14 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const HostPort& address
     if (error != EADDRINUSE || address.port != 0) break;
   }
   if (error == EADDRINUSE) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", address.ToString(), " for gRPC: ", std::strerror(error),
-        ". Stop the process that holds it (ss -ltnp 'sport = :", address.port,
-        "' shows it) or choose another port; port 0 takes a free one"));
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", address.ToString(), " for gRPC: ", std::strerror(error),
+                     ". Stop the process that holds it (ss -ltnp 'sport = :", address.port,
+                     "' shows it) or choose another port; port 0 takes a free one"));
   }
   if (listener->listening_.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address.ToString(),
-                                                   " for gRPC: ", std::strerror(error)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot listen on ", address.ToString(), " for gRPC: ", std::strerror(error)));
   }
   listener->port_ = PortOf(listener->listening_.front());
   listener->wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -196,7 +197,8 @@ void Listener::Serve(Take take) {
 void Listener::Stop() {
   stopping_ = true;
   const uint64_t one = 1;
-  if (wake_ >= 0) [[maybe_unused]] const ssize_t told = write(wake_, &one, sizeof(one));
+  if (wake_ >= 0) [[maybe_unused]]
+    const ssize_t told = write(wake_, &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
   for (const int fd : listening_) close(fd);
   listening_.clear();
@@ -247,9 +249,10 @@ bool Listener::AcceptOne(int listening) {
   if (const absl::Duration now = SystemClock::Get().Now(); now - complained_ >= kComplainEvery) {
     complained_ = now;
     LogWarning("refused a connection of ", peer,
-               verdict == ConnectionGate::Verdict::kTooManyInAll    ? ": too many are open"
-               : verdict == ConnectionGate::Verdict::kTooManyOfPeer ? ": it has too many open"
-                                                                    : ": it opens too many a second",
+               verdict == ConnectionGate::Verdict::kTooManyInAll ? ": too many are open"
+               : verdict == ConnectionGate::Verdict::kTooManyOfPeer
+                   ? ": it has too many open"
+                   : ": it opens too many a second",
                "; zeroshard_rpc_refused_total{reason=\"flood\"} counts them");
   }
   return true;

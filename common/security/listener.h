@@ -43,7 +43,7 @@ class Listener {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> out_of_files_{false};
   Take take_;
-  ConnectionGate gate_;           // of the accepting thread
+  ConnectionGate gate_;                                    // of the accepting thread
   absl::Duration complained_ = -absl::InfiniteDuration();  // likewise
   std::thread thread_;
 };

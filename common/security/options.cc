@@ -5,9 +5,10 @@
 namespace zeroshard::security {
 
 void AddSecurityOptions(CLI::App* app, SecurityOptions* options, Role own) {
-  app->add_option("--tls-cert", options->cert,
-                  absl::StrCat("PEM file of this ", NameOf(own), "'s certificate, with ", UriOf(own),
-                               " among its names. Read again when it changes, like the others."))
+  app->add_option(
+         "--tls-cert", options->cert,
+         absl::StrCat("PEM file of this ", NameOf(own), "'s certificate, with ", UriOf(own),
+                      " among its names. Read again when it changes, like the others."))
       ->type_name("FILE")
       ->envname(kVariables[0]);
   app->add_option("--tls-key", options->key, "PEM file of the certificate's key.")

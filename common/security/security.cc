@@ -74,20 +74,23 @@ absl::Status CheckPresent(const SecurityOptions& options, Role own) {
                options.cert.empty() ? "--tls-key" : "--tls-cert");
   }
   if (any && options.ca.empty()) {
-    return Bad("--tls-ca: missing, wanted the certificates of the authorities that peers are "
-               "signed by");
+    return Bad(
+        "--tls-ca: missing, wanted the certificates of the authorities that peers are "
+        "signed by");
   }
   if (any && options.cert.empty() && own != Role::kClient) {
-    return Bad("--tls-cert: missing, wanted this ", NameOf(own), "'s certificate and its --tls-key");
+    return Bad("--tls-cert: missing, wanted this ", NameOf(own),
+               "'s certificate and its --tls-key");
   }
   if (!options.token_file.empty() && options.ca.empty()) {
-    return Bad("--token-file: seen without TLS, where anybody on the way could read the token; ",
-               own == Role::kClient ? "give --tls-ca too"
-                                    : "give --tls-cert, --tls-key and --tls-ca too");
+    return Bad(
+        "--token-file: seen without TLS, where anybody on the way could read the token; ",
+        own == Role::kClient ? "give --tls-ca too" : "give --tls-cert, --tls-key and --tls-ca too");
   }
   if (own == Role::kClient && any && options.cert.empty() && options.token_file.empty()) {
-    return Bad("--tls-ca: seen alone; wanted --tls-cert and --tls-key, or --token-file, too: the "
-               "coordinator serves nobody whom it does not know");
+    return Bad(
+        "--tls-ca: seen alone; wanted --tls-cert and --tls-key, or --token-file, too: the "
+        "coordinator serves nobody whom it does not know");
   }
   return absl::OkStatus();
 }
@@ -133,9 +136,9 @@ absl::StatusOr<std::shared_ptr<const Security>> Security::Load(const SecurityOpt
 
 absl::Status Security::CheckListen(const HostPort& address, absl::string_view option) const {
   if (open() || IsLoopback(address.host)) return absl::OkStatus();
-  return Bad(option, " ", address.ToString(),
-             ": other hosts reach it, and nothing says who they are or hides what is sent: ",
-             kWayOut);
+  return Bad(
+      option, " ", address.ToString(),
+      ": other hosts reach it, and nothing says who they are or hides what is sent: ", kWayOut);
 }
 
 absl::Status Security::CheckTarget(absl::string_view address, absl::string_view option) const {
@@ -152,9 +155,9 @@ std::shared_ptr<grpc::ServerCredentials> Security::ServerCredentials() const {
   grpc::experimental::TlsServerCredentialsOptions options(provider_);
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  options.set_cert_request_type(
-      tokens_ != nullptr ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
-                         : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.set_cert_request_type(tokens_ != nullptr
+                                    ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                                    : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   auto credentials = grpc::experimental::TlsServerCredentials(options);
   credentials->SetAuthMetadataProcessor(std::make_shared<Authoriser>(tokens_));
   return credentials;

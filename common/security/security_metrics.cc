@@ -30,7 +30,8 @@ std::vector<prometheus::MetricFamily> SecurityMetrics::Collect() const {
   prometheus::ClientMetric metric;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (certificate.ok()) expiry_ = absl::ToDoubleSeconds(certificate->not_after - absl::UnixEpoch());
+    if (certificate.ok())
+      expiry_ = absl::ToDoubleSeconds(certificate->not_after - absl::UnixEpoch());
     metric.gauge.value = expiry_;
   }
   expiry.metric.push_back(std::move(metric));

@@ -211,8 +211,8 @@ absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
     return absl::InvalidArgumentError("a Bulk stream must begin with a hello");
   }
   ZS_RETURN_IF_ERROR(security::CheckMember(
-      *context_->auth_context(),
-      hello.store() ? security::Role::kStore : security::Role::kWorker, hello.member()));
+      *context_->auth_context(), hello.store() ? security::Role::kStore : security::Role::kWorker,
+      hello.member()));
   hello_alarm_.Cancel();
   silent_ = nullptr;
   {

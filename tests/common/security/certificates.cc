@@ -94,8 +94,9 @@ Files TestAuthority::Issue(const std::string& path, const Wanted& wanted) const 
   const Certificate certificate = Sign(key.get(), "test", wanted, /*authority=*/false);
   const Files files = {path + ".crt", path + ".key"};
   WriteWhole(files.key, ToPem([&](BIO* bio) {
-    return PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
-  }));
+               return PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr,
+                                               nullptr);
+             }));
   WriteWhole(files.cert,
              ToPem([&](BIO* bio) { return PEM_write_bio_X509(bio, certificate.get()); }));
   return files;

@@ -13,7 +13,7 @@
 namespace zeroshard::security {
 
 struct Wanted {
-  std::vector<std::string> uris;  // spiffe://zeroshard/worker
+  std::vector<std::string> uris = {};  // spiffe://zeroshard/worker
   // As OpenSSL writes them: "DNS:localhost", "IP:127.0.0.1".
   std::vector<std::string> hosts = {"DNS:localhost", "IP:127.0.0.1"};
   absl::Duration from = -absl::Hours(1);  // relative to now

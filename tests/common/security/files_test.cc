@@ -70,14 +70,14 @@ TEST_F(FilesTest, WhatIsWrongWithAFileIsSaidWithItsName) {
 }
 
 TEST_F(FilesTest, ACertificateOfAnotherTimeOrAuthorityIsRefused) {
-  const Files expired = Issue("expired", {.uris = {"spiffe://zeroshard/worker"},
-                                          .from = -absl::Hours(2),
-                                          .to = -absl::Hours(1)});
+  const Files expired = Issue(
+      "expired",
+      {.uris = {"spiffe://zeroshard/worker"}, .from = -absl::Hours(2), .to = -absl::Hours(1)});
   EXPECT_THAT(Refused({expired.cert, expired.key, ca_, "", false}),
               AllOf(HasSubstr(expired.cert), HasSubstr("expired on")));
-  const Files future = Issue("future", {.uris = {"spiffe://zeroshard/worker"},
-                                        .from = absl::Hours(1),
-                                        .to = absl::Hours(2)});
+  const Files future =
+      Issue("future",
+            {.uris = {"spiffe://zeroshard/worker"}, .from = absl::Hours(1), .to = absl::Hours(2)});
   EXPECT_THAT(Refused({future.cert, future.key, ca_, "", false}), HasSubstr("not valid before"));
   const TestAuthority stranger("two");
   const Files strange = stranger.Issue(folder_ / "strange", "spiffe://zeroshard/worker");
@@ -92,7 +92,8 @@ TEST_F(FilesTest, ACertificateForAnotherRoleIsRefused) {
 }
 
 TEST_F(FilesTest, OptionsThatDoNotBelongTogetherAreRefused) {
-  const Files files = Issue("w", {.uris = {"spiffe://zeroshard/client", "spiffe://zeroshard/coordinator"}});
+  const Files files =
+      Issue("w", {.uris = {"spiffe://zeroshard/client", "spiffe://zeroshard/coordinator"}});
   const std::string tokens = folder_ / "tokens";
   WriteWhole(tokens, "0123456789abcdef\n");
   EXPECT_THAT(Refused({files.cert, "", ca_, "", false}), HasSubstr("--tls-key: missing"));

@@ -102,10 +102,9 @@ TEST(RpcRoles, WhatIsUnknownIsRefused) {
 }
 
 TEST(Identity, IsWhatTheUrisSay) {
-  const Identity named =
-      Identity::FromUris({"spiffe://zeroshard/worker/worker-0", "spiffe://zeroshard/store",
-                          "https://zeroshard/client", "spiffe://other/client",
-                          "spiffe://zeroshard/clients", "spiffe://zeroshard/client/", ""});
+  const Identity named = Identity::FromUris(
+      {"spiffe://zeroshard/worker/worker-0", "spiffe://zeroshard/store", "https://zeroshard/client",
+       "spiffe://other/client", "spiffe://zeroshard/clients", "spiffe://zeroshard/client/", ""});
   EXPECT_TRUE(named.Has(Role::kWorker));
   EXPECT_TRUE(named.Has(Role::kStore));
   EXPECT_FALSE(named.Has(Role::kClient));
