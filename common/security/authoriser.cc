@@ -14,6 +14,7 @@
 namespace zeroshard::security {
 namespace {
 
+constexpr absl::string_view kInsecure = "insecure";  // gRPC's word; not among its constants
 constexpr char kHeader[] = "authorization";
 constexpr absl::string_view kBearer = "Bearer ";
 
@@ -27,6 +28,12 @@ std::string ListOf(const std::vector<Role>& roles) {
 std::string Shown(absl::string_view text) { return absl::CHexEscape(text.substr(0, 80)); }
 
 absl::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
+
+// A connection whose kind is not known counts as one that says who is there.
+bool IsPlaintext(const grpc::AuthContext& context) {
+  const auto kinds = context.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  return kinds.size() == 1 && View(kinds.front()) == kInsecure;
+}
 
 }  // namespace
 
@@ -59,9 +66,7 @@ absl::Status MayCall(const Identity& identity, absl::string_view method) {
 }
 
 absl::Status CheckMember(const grpc::AuthContext& context, Role role, absl::string_view name) {
-  if (context.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME).empty()) {
-    return absl::OkStatus();
-  }
+  if (IsPlaintext(context)) return absl::OkStatus();
   const Identity identity = IdentityOf(context);
   if (identity.MayBe(role, name)) return absl::OkStatus();
   CountRefusal(Refusal::kRole);
