@@ -280,6 +280,11 @@ absl::Status NormaliseScheduler(v1::JobSpec* spec) {
 }
 
 absl::Status NormalisePrecision(v1::JobSpec* spec) {
+  if (spec->bf16().stochastic_rounding() && !spec->bf16().enabled()) {
+    return Bad(
+        "bf16.stochastic_rounding: true in a job that does not train in bf16; set bf16.enabled, or "
+        "remove it");
+  }
   if (!spec->fp16().enabled()) return absl::OkStatus();
   if (spec->bf16().enabled()) {
     return Bad("bf16.enabled and fp16.enabled: both true; a job trains in one type: keep bf16");

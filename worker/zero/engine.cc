@@ -246,6 +246,7 @@ void ZeroEngine::UpdateUnit(UnitState* unit, const AdamWArgs& args) {
     if (!info.trainable || begin >= end) continue;
     AdamWArgs adamw = args;
     if (!info.decay) adamw.weight_decay = 0;
+    adamw.rounding = unit->rounding.From(begin);
     const void* gradient =
         full ? unit->full_gradient.as<char>() + begin * static_cast<int64_t>(SizeOf(gradient_type))
              : unit->Gradient(begin);
