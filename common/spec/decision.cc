@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/plan/zero_policy.h"
 #include "common/spec/loss_scale.h"
 #include "common/spec/schedule.h"
 

@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
+#include <utility>
 
 #include "common/kernels/adamw.h"
 #include "common/kernels/convert.h"
@@ -28,6 +30,15 @@ Values Round(const Values& values, const Rounding& rounding, int skip = 0, int t
   return out.values();
 }
 
+// Of all 24 significant bits; RandomValues has such as every type can hold.
+Values Fine(int64_t n, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  Values values(static_cast<size_t>(n));
+  for (double& value : values) value = normal(generator);
+  return values;
+}
+
 // MurmurHash3_x86_32 of no bytes is the finaliser of its seed: published test values of it.
 TEST(RoundingTest, MixIsMurmursFinaliser) {
   EXPECT_EQ(Mix(0), 0u);
@@ -44,7 +55,7 @@ std::pair<double, double> Neighbours(double value) {
 }
 
 TEST(RoundingTest, EveryResultIsOneOfTheTwoNeighbours) {
-  const Values values = RandomValues(5000, 11);
+  const Values values = Fine(5000, 11);
   const Values rounded = Round(values, Stochastic(3));
   int up = 0, down = 0;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -107,7 +118,7 @@ TEST(RoundingTest, SeedUnitAndElementChangeIt) {
 
 // One value at a time, by the formula that the GPU computes too.
 TEST(RoundingTest, EveryInstructionSetSplitAndThreadGivesTheFormulasBits) {
-  const Values values = RandomValues(70001, 12);
+  const Values values = Fine(70001, 12);
   // The second passes a multiple of 2^32 within a vector.
   for (const int64_t first : {int64_t{0}, (int64_t{3} << 32) - 5, int64_t{64}}) {
     const Rounding rounding = Stochastic(987654321987, 4, first);
@@ -138,7 +149,7 @@ TEST(RoundingTest, EveryInstructionSetSplitAndThreadGivesTheFormulasBits) {
 TEST(RoundingTest, OptimizersWriteWhatIsMadeOfTheirMasterWeightsAgain) {
   constexpr int64_t kSize = 40000;
   const Rounding rounding = Stochastic(9, 1, 128);
-  const Values from = RandomValues(kSize, 13), gradient = RandomValues(kSize, 14);
+  const Values from = Fine(kSize, 13), gradient = RandomValues(kSize, 14);
   ForEachTarget([&](const std::string& target) {
     Tensor master(DType::kF32, from), exp_avg(DType::kF32, Values(kSize));
     Tensor exp_avg_sq(DType::kF32, Values(kSize)), param(DType::kBF16, kSize);
@@ -161,7 +172,7 @@ TEST(RoundingTest, OptimizersWriteWhatIsMadeOfTheirMasterWeightsAgain) {
 }
 
 TEST(RoundingTest, OtherTypesAreRoundedToNearest) {
-  const Values values = RandomValues(100, 15);
+  const Values values = Fine(100, 15);
   const Tensor in(DType::kF32, values);
   for (const DType type : {DType::kF32, DType::kF16}) {
     Tensor out(type, 100);

@@ -144,6 +144,27 @@ TEST(CudaVectorOpsTest, AdamWIsTheCpusForAllTypesOverSteps) {
   });
 }
 
+TEST(CudaVectorOpsTest, StochasticRoundingIsTheCpus) {
+  for (const int64_t n : kSizes) {
+    for (const bool aligned : {false, true}) {
+      Array<float> master(Mixed(n, 9)), m(n), v(n), master2 = master, m2 = m, v2 = v;
+      Array<float> grad(RandomValues(n, 10));
+      Array<Bf16> param(n), param2(n);
+      AdamWArgs args{.learning_rate = 3e-3f};
+      args.rounding.stochastic = true;
+      args.rounding.seed = uint64_t{77} << 32 | 5;
+      args.rounding = args.rounding.At(3, (int64_t{1} << 32) - 64);
+      cpu::AdamW(args, n, grad.data(), DType::kF32, master2.data(), m2.data(), v2.data(),
+                 param2.data(), DType::kBF16, 1);
+      RunFlat(
+          AdamWOp<float, Bf16>{AdamWFactorsOf(args), grad.data(), master.data(), m.data(), v.data(),
+                               param.data(), args.rounding, RoundingKey(args.rounding)},
+          n, aligned);
+      ExpectSameBits(param, param2, "param");
+    }
+  }
+}
+
 TEST(CudaVectorOpsTest, AdamWMayWriteParametersOverTheMaster) {
   const int64_t n = 100;
   Array<float> master(RandomValues(n, 9)), m(n), v(n), wanted = master, m2 = m, v2 = v, param(n);
