@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/reference/reference.h"
 #include "tests/worker/train/fp16_harness.h"
+#include "tests/worker/train/fp16_reference.h"
 #include "tests/worker/train/offload_harness.h"
 #include "worker/comm/staged_communicator.h"
 #include "worker/device/cuda/make_cuda_device.h"
@@ -134,6 +134,12 @@ TEST_P(GpuTraining, Fp16ScalesAndSkipsAreTheSameAtAnyStageAndInTheStores) {
   ExpectAllOk(offloaded);
   stores.WaitForVersion(spec.steps());
   EXPECT_EQ(ScaledFingerprint(offloaded[0]) + stores.Digest(), wanted);
+}
+
+TEST_P(GpuTraining, Fp16ScalesAndSkipsArePyTorchs) {
+  if (GetParam() != std::string("gpt2")) GTEST_SKIP() << "the reference is a GPT-2";
+  ExpectFp16IsPyTorchs(1, 0, GpuBackend());
+  ExpectFp16IsPyTorchs(2, 3, GpuBackend());
 }
 
 TEST_P(GpuTraining, Fp32StagesAgreeBitForBitWithOneRound) {
