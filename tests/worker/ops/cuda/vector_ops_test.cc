@@ -83,7 +83,8 @@ TEST(CudaFp16Test, EveryHalfWidensAsOnTheCpu) {
   for (size_t i = 0; i < halves.size(); ++i) {
     ASSERT_EQ(BitsOf(seen[i]), BitsOf(wanted[i])) << i;
     const float compilers = cpu::HalfValue(halves[i].bits);
-    if (compilers == compilers) ASSERT_EQ(BitsOf(seen[i]), BitsOf(compilers)) << i;
+    if (std::isnan(compilers)) continue;
+    ASSERT_EQ(BitsOf(seen[i]), BitsOf(compilers)) << i;
     ASSERT_EQ(BitsOf(Rounded(seen[i], DType::kF16)), BitsOf(seen[i])) << i;
   }
 }
@@ -108,7 +109,8 @@ TEST(CudaFp16Test, EveryBorderOfRoundingIsTheCpus) {
   RunFlat(ConvertOp<float, Fp16>{values.data(), seen.data()}, n, true);
   for (size_t i = 0; i < values.size(); ++i) {
     ASSERT_EQ(seen[i].bits, wanted[i].bits) << values[i];
-    if (values[i] == values[i]) ASSERT_EQ(seen[i].bits, cpu::HalfBits(values[i])) << values[i];
+    if (std::isnan(values[i])) continue;
+    ASSERT_EQ(seen[i].bits, cpu::HalfBits(values[i])) << values[i];
   }
   EXPECT_EQ(Element<Fp16>::Narrow(65519.996f).bits, 0x7BFF);
   EXPECT_EQ(Element<Fp16>::Narrow(65520.0f).bits, 0x7C00);
