@@ -13,9 +13,9 @@ namespace cuda {
 namespace {
 
 absl::Status CheckType(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
+  if (IsFloat(type)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("kernels for GPUs take fp32 and bf16 elements, not ", NameOf(type)));
+      absl::StrCat("kernels for GPUs take fp32, bf16 and fp16 elements, not ", NameOf(type)));
 }
 
 }  // namespace

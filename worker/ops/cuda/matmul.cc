@@ -42,7 +42,10 @@ absl::Status BlasStatus(cublasStatus_t status, const char* call, const std::stri
   }
 }
 
-cudaDataType_t TypeOf(DType type) { return type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t TypeOf(DType type) {
+  if (type == DType::kBF16) return CUDA_R_16BF;
+  return type == DType::kF16 ? CUDA_R_16F : CUDA_R_32F;
+}
 
 cublasLtEpilogue_t EpilogueOf(const ColumnMajorProblem& p) {
   if (!p.gelu) return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;

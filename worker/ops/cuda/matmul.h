@@ -63,8 +63,8 @@ class MatmulLibrary {
 };
 
 // c[rows, columns] = bias (zeros where it is null) in each row, or c + bias with accumulate; bias
-// of bias_type, c of c_type. What the library does not do: products over nothing, and a bf16 bias
-// of an fp32 result.
+// of bias_type, c of c_type. What the library does not do: products over nothing, and a 16-bit
+// bias of an fp32 result.
 cudaError_t FillRows(cudaStream_t stream, const void* bias, DType bias_type, int64_t rows,
                      int64_t columns, bool accumulate, DType c_type, void* c);
 

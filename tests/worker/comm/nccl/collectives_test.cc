@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -29,10 +30,18 @@ uint16_t ToBF16(float value) {
 }
 float FromBF16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 
+// With the compiler's conversions.
+struct Half {
+  __extension__ typedef _Float16 Native;
+  Native value;
+};
+
 template <typename T>
 T Encode(float value) {
   if constexpr (sizeof(T) == 4) {
     return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return {static_cast<Half::Native>(value)};
   } else {
     return ToBF16(value);
   }
@@ -41,12 +50,16 @@ template <typename T>
 float Decode(T value) {
   if constexpr (sizeof(T) == 4) {
     return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return static_cast<float>(value.value);
   } else {
     return FromBF16(value);
   }
 }
 template <typename T>
-constexpr DType kTypeOf = sizeof(T) == 4 ? DType::kF32 : DType::kBF16;
+constexpr DType kTypeOf = sizeof(T) == 4            ? DType::kF32
+                          : std::is_same_v<T, Half> ? DType::kF16
+                                                    : DType::kBF16;
 
 // Contribution of `rank` at global position `i`; sums of these are not exact, so order shows.
 float Rough(int rank, int64_t i) {
@@ -54,7 +67,9 @@ float Rough(int rank, int64_t i) {
   return ((i * 31 + rank * 17) % 2 == 0 ? 1.0f : -1.0f) * magnitude *
          (1.0f + static_cast<float>((i * 13 + rank * 5) % 101) / 128.0f);
 }
-// Sums of these are exact in fp32 and in bf16.
+// The same within fp16's range, most of the time.
+float RoughHalf(int rank, int64_t i) { return Rough(rank, i) * 0x1p-8f; }
+// Sums of these are exact in fp32 and in both 16-bit types.
 float Whole(int rank, int64_t i) { return static_cast<float>((i * 5 + rank * 3) % 23); }
 
 struct FoldCase {
@@ -129,6 +144,18 @@ TEST_P(NcclWorlds, ReduceScatterFoldsInRankOrderAndRoundsOnce) {
   ExpectFolded<uint16_t, float>(ranks, c);
 }
 
+TEST_P(NcclWorlds, ReduceScatterOfFp16FoldsInRankOrderAndRoundsOnce) {
+  NcclRanks ranks(GetParam());
+  FoldCase c{.counts = Equal(1003), .contributors = GetParam(), .value = RoughHalf};
+  ExpectFolded<Half, Half>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
+  c.accumulate = true;
+  ExpectFolded<Half, Half>(ranks, c);
+  c.accumulate = false;
+  c.in_place = true;
+  ExpectFolded<Half, Half>(ranks, c);
+}
+
 TEST_P(NcclWorlds, ReduceScatterAccumulates) {
   NcclRanks ranks(GetParam());
   const FoldCase c{.counts = Equal(517), .contributors = GetParam(), .accumulate = true};
@@ -201,14 +228,17 @@ TEST_P(NcclWorlds, WithoutDeterminismSumsOfEqualPartsAreNcclsOwn) {
   ExpectFolded<float, float>(ranks, c);
   ExpectFolded<uint16_t, uint16_t>(ranks, c);
   ExpectFolded<uint16_t, float>(ranks, c);
+  ExpectFolded<Half, Half>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
   c.in_place = true;
   ExpectFolded<uint16_t, uint16_t>(ranks, c);
   c.in_place = false;
   c.accumulate = true;
   ExpectFolded<uint16_t, float>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
   if (GetParam() > 1) {
     EXPECT_THAT(ranks.nccl().calls(0), Each(FakeCall::kReduceScatter));
-    EXPECT_EQ(ranks.nccl().calls(0).size(), 5u);
+    EXPECT_EQ(ranks.nccl().calls(0).size(), 8u);
   } else {
     EXPECT_THAT(ranks.nccl().calls(0), ::testing::IsEmpty());
   }
@@ -285,6 +315,7 @@ TEST_P(NcclWorlds, AllReduceGivesTheSameBitsEverywhere) {
   for (int64_t count : {0, 1, 3, 4096, 4097, 8192, 20011}) {
     ExpectAllReduced<float>(ranks, count, Rough);
     ExpectAllReduced<uint16_t>(ranks, count, Rough);
+    ExpectAllReduced<Half>(ranks, count, RoughHalf);
   }
 }
 
@@ -293,8 +324,9 @@ TEST_P(NcclWorlds, AllReduceWithoutDeterminismIsNcclsOwn) {
   for (int64_t count : {1, 5000}) {
     ExpectAllReduced<float>(ranks, count, Whole);
     ExpectAllReduced<uint16_t>(ranks, count, Whole);
+    ExpectAllReduced<Half>(ranks, count, Whole);
   }
-  EXPECT_EQ(ranks.nccl().calls(0).size(), GetParam() > 1 ? 4u : 0u);
+  EXPECT_EQ(ranks.nccl().calls(0).size(), GetParam() > 1 ? 6u : 0u);
   EXPECT_THAT(ranks.nccl().calls(0), Each(FakeCall::kAllReduce));
 }
 

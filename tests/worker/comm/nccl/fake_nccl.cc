@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/kernels/half.h"
 
 namespace zeroshard {
 
@@ -80,12 +81,15 @@ constexpr int kLooks = 3;  // of AsyncError, until a group is on the stream
 
 float Value(const void* from, DType type, int64_t i) {
   if (type == DType::kF32) return static_cast<const float*>(from)[i];
+  if (type == DType::kF16) return FloatOf(static_cast<const Fp16*>(from)[i]);
   return std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(from)[i]} << 16);
 }
 
 void Store(float value, DType type, void* to, int64_t i) {
   if (type == DType::kF32) {
     static_cast<float*>(to)[i] = value;
+  } else if (type == DType::kF16) {
+    static_cast<Fp16*>(to)[i] = HalfOf(value);
   } else {  // sums of these tests that NCCL makes are exact
     static_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
   }
