@@ -20,7 +20,7 @@ class GpuPhases : public cuda::CudaDeviceFixture {
   void Finish() { ASSERT_TRUE(device_->compute()->Record().Wait().ok()); }
   double Of(StepPhase phase) const { return Milliseconds(counters_, phase); }
 
-  const cuda::StreamHandle compute_ = runtime_.Named("compute");
+  const cuda::StreamHandle compute_ = runtime_.Named("cuda:0 compute");
   TrainCounters counters_;
 };
 
@@ -56,7 +56,7 @@ TEST_F(GpuPhases, WhatComputeStandsStillForIsCommunicationAndTheRestOfATransferI
   {
     PhaseClock clock(&counters_, device_.get());
     clock.Enter(StepPhase::kForward, "blocks.0");
-    runtime_.TakeTime(runtime_.Named("comm"), 10);
+    runtime_.TakeTime(runtime_.Named("cuda:0 comm"), 10);
     const Event gathered = comm->Record();
     Compute(6);
     clock.BeginWait(WaitKind::kRanks);
