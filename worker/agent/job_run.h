@@ -71,6 +71,9 @@ class JobRun {
   absl::Status OpenData(Parts* parts);
   absl::Status CompareData(const std::string& what, const TokenDataset* data,
                            Rendezvous* rendezvous);
+  // The coordinator has compared what the workers register with; this is what the job made of it
+  // (tf32).
+  absl::Status CompareNumerics(const std::string& own, Rendezvous* rendezvous);
   // What a run that is stopped says: also what it had saved before.
   absl::Status WithSaved(const absl::Status& stopped) const;
   absl::Status WithLeaving(const absl::Status& status) const;

@@ -21,6 +21,7 @@
 #include "worker/train/batch_buffers.h"
 #include "worker/train/evaluator.h"
 #include "worker/train/model_runner.h"
+#include "worker/train/phase_clock.h"
 #include "worker/train/restore.h"
 #include "worker/train/samples.h"
 #include "worker/train/save_loop.h"
@@ -37,35 +38,18 @@ uint64_t NanosecondsSince(SteadyTime start) {
           .count());
 }
 
-// Charges elapsed time to the current phase; waiting for other ranks and for stores apart.
-class PhaseClock {
+// The engine's waits are the clock's for as long as this lives.
+class ObservedWaits {
  public:
-  PhaseClock(TrainCounters* counters, const ZeroEngine* engine)
-      : counters_(*counters), engine_(*engine) {}
-
-  void Enter(StepPhase phase) {
-    const WaitTimes now = engine_.waited();
-    const uint64_t elapsed = NanosecondsSince(since_);
-    const uint64_t communication = now.communication - waited_.communication;
-    const uint64_t stores = now.stores - waited_.stores;
-    Charge(phase_, elapsed - std::min(elapsed, communication + stores));
-    Charge(StepPhase::kCommunication, communication);
-    Charge(StepPhase::kOffload, stores);
-    since_ = std::chrono::steady_clock::now();
-    waited_ = now;
-    phase_ = phase;
+  ObservedWaits(ZeroEngine* engine, WaitObserver* observer) : engine_(engine) {
+    engine->SetWaitObserver(observer);
   }
+  ~ObservedWaits() { engine_->SetWaitObserver(nullptr); }
+  ObservedWaits(const ObservedWaits&) = delete;
+  ObservedWaits& operator=(const ObservedWaits&) = delete;
 
  private:
-  void Charge(StepPhase phase, uint64_t nanoseconds) {
-    counters_.phase_nanoseconds[static_cast<size_t>(phase)] += nanoseconds;
-  }
-
-  TrainCounters& counters_;
-  const ZeroEngine& engine_;
-  SteadyTime since_ = std::chrono::steady_clock::now();
-  WaitTimes waited_;
-  StepPhase phase_ = StepPhase::kData;
+  ZeroEngine* const engine_;
 };
 
 // Whether the checkpoint is one of those in `dir`.
@@ -133,19 +117,25 @@ class TrainerImpl : public Trainer {
   bool IsRankZero() const { return options_.comm->rank() == 0; }
 
   absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
-    PhaseClock clock(&counters_, engine_.get());
+    PhaseClock clock(&counters_, options_.device);
+    const ObservedWaits observed(engine_.get(), &clock);
+    return Steps(observer, stop, &clock);
+  }
+
+  absl::Status Steps(TrainObserver* observer, const std::atomic<bool>& stop, PhaseClock* clock) {
     const uint64_t last = options_.spec.steps();
     if (options_.evaluate && evaluator_ != nullptr)
-      ZS_RETURN_IF_ERROR(EvaluateBase(observer, stop, &clock));
+      ZS_RETURN_IF_ERROR(EvaluateBase(observer, stop, clock));
     for (uint64_t step = options_.first_step; step <= last; ++step) {
       step_ = step;
+      clock->BeginStep(step);
       const SteadyTime start = std::chrono::steady_clock::now();
-      ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, &clock));
-      ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, &clock));
+      ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, clock));
+      ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, clock));
       SaveRequest request = Requested();
       v1::StepRecord record = MakeRecord(step, totals, start);
       if (evaluator_ != nullptr && IsDue(options_.spec.eval().interval_steps(), step)) {
-        ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(step, observer, stop, &clock));
+        ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(step, observer, stop, clock));
         record.set_eval_loss(loss);
       }
       observer->OnStep(record);
@@ -153,11 +143,11 @@ class TrainerImpl : public Trainer {
         ZS_ASSIGN_OR_RETURN(const SaveRequest held, Hold(step, observer, stop));
         request = std::max(request, held);
       }
-      clock.Enter(StepPhase::kBarrier);
+      clock->Enter(StepPhase::kBarrier, "");
       ZS_RETURN_IF_ERROR(SaveIfDue(step, request, observer, stop));
       if (request == SaveRequest::kSaveAndStop && step < last) return Leave(step, observer, stop);
       if (samples_ != nullptr && IsDue(options_.spec.sample().interval_steps(), step))
-        ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, &clock));
+        ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, clock));
     }
     // Also of a run that had nothing left to train.
     if (saves_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
@@ -282,7 +272,7 @@ class TrainerImpl : public Trainer {
   absl::StatusOr<StepTotals> Step(uint64_t step, TrainObserver* observer,
                                   const std::atomic<bool>& stop, PhaseClock* clock) {
     const auto progress = [&](StepPhase phase, const std::string& unit) {
-      clock->Enter(phase);
+      clock->Enter(phase, unit);
       observer->OnProgress(step, phase, unit);
     };
     std::vector<RoundStats> rounds;
@@ -372,11 +362,11 @@ class TrainerImpl : public Trainer {
   absl::Status Update(uint64_t step, const StepTotals& totals, SteadyTime start,
                       TrainObserver* observer, PhaseClock* clock) {
     const auto enter = [&](StepPhase phase, const char* what) {
-      clock->Enter(phase);
+      clock->Enter(phase, what);
       observer->OnProgress(step, phase, what);
     };
     if (saves_ != nullptr) {
-      clock->Enter(StepPhase::kBarrier);
+      clock->Enter(StepPhase::kBarrier, "");
       ZS_RETURN_IF_ERROR(saves_->Advance(observer));
       saves_->WaitForCopy(step, observer);
     }
@@ -435,7 +425,7 @@ class TrainerImpl : public Trainer {
     return evaluator_->Run(
         step,
         [&](StepPhase phase, const std::string& unit) {
-          clock->Enter(phase);
+          clock->Enter(phase, unit);
           observer->OnProgress(step, phase, unit);
         },
         stop);
@@ -455,7 +445,7 @@ class TrainerImpl : public Trainer {
   absl::Status WriteSamples(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop,
                             PhaseClock* clock) {
     const auto progress = [&](StepPhase phase, const std::string& unit) {
-      clock->Enter(phase);
+      clock->Enter(phase, unit);
       observer->OnProgress(step, phase, unit);
     };
     return samples_->Run(step, progress, stop, [&](const v1::SampleRecord& record) {
