@@ -11,8 +11,10 @@
 #include "common/exit_codes.h"
 #include "common/files.h"
 #include "common/grpc_server.h"
+#include "common/health_server.h"
 #include "common/log.h"
 #include "common/metrics_server.h"
+#include "common/option_checks.h"
 #include "common/signals.h"
 #include "common/version.h"
 #include "coordinator/core/sqlite_log.h"
@@ -26,12 +28,19 @@ struct Flags {
   std::string listen = "127.0.0.1:7070";
   std::string metrics_listen = "127.0.0.1:7071";
   std::string data_dir = "zeroshard-data";
+  std::string health_listen;  // empty: none
   std::string port_file;
   double heartbeat_interval = 1.0;
   double member_timeout = 10.0;
 };
 
 absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
+  std::unique_ptr<HealthServer> health;
+  if (!flags.health_listen.empty()) {
+    auto started = HealthServer::Start(flags.health_listen);
+    if (!started.ok()) return started.status();
+    health = *std::move(started);
+  }
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
   // Clients elsewhere are told where history and logs are.
   std::error_code error;
@@ -62,15 +71,18 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   auto server = GrpcServer::Start({flags.listen, {&cluster, &jobs}});
   if (!server.ok()) return server.status();
   LogInfo("listening on ", (*server)->address(), ", metrics on http://", (*metrics)->address(),
-          "/metrics, data in ", flags.data_dir);
+          "/metrics", health == nullptr ? "" : ", health checks at " + health->address(),
+          ", data in ", flags.data_dir);
   if (!flags.port_file.empty()) {
     absl::Status written =
         WritePortFile(flags.port_file, {(*server)->address(), (*metrics)->address(), getpid()});
     if (!written.ok()) return written;
   }
+  if (health != nullptr) health->SetReady(true);
   const int signal = shutdown.Wait();
   LogInfo("ending, ", signal > 0 ? "as a signal asked" : "after an error",
           "; jobs go on when a coordinator starts on the same data folder");
+  if (health != nullptr) health->SetReady(false);
   (*server)->SetServing(false);
   (*engine)->Stop();
   (*server)->Shutdown(absl::Seconds(2));
@@ -96,6 +108,8 @@ int main(int argc, char** argv) {
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "address of http://.../metrics; port 0 takes a free one")
       ->capture_default_str();
+  app.add_option("--health-listen", flags.health_listen, HealthServer::kOptionHelp)
+      ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });
   app.add_option("--data-dir", flags.data_dir,
                  "folder of the log (coordinator.db) and of jobs/<name>/{history.jsonl,logs}; one "
                  "coordinator at a time")

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/grpc_server.h"
+#include "common/health_server.h"
 #include "common/member/member_session.h"
 #include "common/metrics_server.h"
 #include "common/signals.h"
@@ -25,6 +26,7 @@ struct MemberDaemonOptions {
   std::string metrics_listen = "0.0.0.0:0";
   std::string advertise_host;
   std::string port_file;
+  std::string health_listen;           // empty: no port for health checks alone
   double connect_timeout_seconds = 0;  // 0: for ever
   // Served beside health checks and reflection, with these limits and channel arguments. Not owned;
   // they outlive the daemon.
@@ -33,8 +35,8 @@ struct MemberDaemonOptions {
   std::vector<std::pair<std::string, int>> arguments;
 };
 
-// --coordinator, --name, --listen, --metrics-listen, --advertise-host, --port-file and
-// --connect-timeout, into `options`, which outlives `app`.
+// --coordinator, --name, --listen, --metrics-listen, --health-listen, --advertise-host, --port-file
+// and --connect-timeout, into `options`, which outlives `app`.
 void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options);
 
 // Parses, and where the program should end here (--help, a wrong option) returns its exit code.
@@ -53,6 +55,8 @@ class MemberDaemon {
   // knows.
   v1::Hello MakeHello() const;
   MetricsServer& metrics() { return *metrics_; }
+  // Where health checks alone are answered; empty: nowhere.
+  std::string health_address() const { return health_ == nullptr ? "" : health_->address(); }
   // The host under which others reach this member.
   const std::string& host() const { return host_; }
 
@@ -64,8 +68,12 @@ class MemberDaemon {
  private:
   explicit MemberDaemon(const MemberDaemonOptions& options) : options_(options) {}
 
+  // As ShutdownSignal::Wait; health checks follow the session meanwhile.
+  int AwaitSignal(ShutdownSignal* signal, const MemberSession& session);
+
   MemberDaemonOptions options_;
   std::string host_;
+  std::unique_ptr<HealthServer> health_;  // null: no port for it
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<MetricsServer> metrics_;
 };
