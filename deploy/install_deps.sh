@@ -7,14 +7,14 @@ set -euo pipefail
 readonly BUILD_PACKAGES=(
   cmake ninja-build g++ ccache
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev
-  prometheus-cpp-dev libcurl4-openssl-dev
+  prometheus-cpp-dev libcurl4-openssl-dev libmicrohttpd-dev zlib1g-dev
   libgloo-dev libdnnl-dev ocl-icd-opencl-dev libhwy-dev
   libsqlite3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   pkg-config libisal-dev libpcre2-dev libutf8proc-dev liburing-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the checks in tests/ and .ci/ call.
-readonly TEST_PACKAGES=(clang clang-format libclang-rt-14-dev shellcheck curl prometheus debootstrap)
+readonly TEST_PACKAGES=(chromium clang clang-format libclang-rt-14-dev shellcheck curl prometheus debootstrap)
 
 usage() {
   cat <<USAGE

@@ -1,0 +1,24 @@
+# Writes OUTPUT: the page of FOLDER, its style and scripts put in, as a C++ string.
+file(READ "${FOLDER}/page.html" page)
+file(READ "${FOLDER}/page.css" style)
+set(script "")
+foreach(part dom curve views page)
+  file(READ "${FOLDER}/${part}.js" text)
+  string(APPEND script "${text}")
+endforeach()
+foreach(part style script)
+  if("${${part}}" MATCHES "</${part}")
+    message(FATAL_ERROR "the ${part} of the page would end itself")
+  endif()
+endforeach()
+string(REPLACE "/*@style@*/" "${style}" page "${page}")
+string(REPLACE "/*@script@*/" "${script}" page "${page}")
+file(WRITE "${OUTPUT}" "// Made by embed.cmake from the files of coordinator/service/page.
+#include \"coordinator/service/page/page_html.h\"
+
+namespace zeroshard::coordinator {
+
+const char kPageHtml[] = R\"page(${page})page\";
+
+}  // namespace zeroshard::coordinator
+")
