@@ -52,7 +52,9 @@ TEST(Curve, OfManyStepsIsBoundedAndLosesNone) {
       next = point.last + 1;
       tokens += point.tokens;
       EXPECT_EQ(point.steps, point.last - point.first + 1);
-      if (&point != &points.back()) EXPECT_EQ(point.steps, curve.width());
+      if (&point != &points.back()) {
+        EXPECT_EQ(point.steps, curve.width());
+      }
       const double sum = static_cast<double>((point.first + point.last) * point.steps) / 2;
       EXPECT_EQ(point.loss_sum, sum);
       EXPECT_EQ(point.least, static_cast<double>(point.first));
