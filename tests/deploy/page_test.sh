@@ -49,11 +49,11 @@ get() {
 
 deadline=$((SECONDS + 90))
 until get /api/v1/jobs/page/checkpoints 2>/dev/null | grep -q '"complete":true'; do
-  kill -0 "$local_pid" 2>/dev/null && ((SECONDS < deadline)) || {
+  if ! kill -0 "$local_pid" 2>/dev/null || ((SECONDS >= deadline)); then
     cat "$scratch/log" "$scratch"/work/logs/* >&2 || true
     complain "no checkpoint was complete in 90 s, or 'zeroshard local' ended"
     finish
-  }
+  fi
   sleep 0.2
 done
 

@@ -15,6 +15,7 @@ const phaseOf = (store) => String(store.phase).replace('STORE_PHASE_', '');
 const badge = (state) =>
   h('span', {class: 'badge ' + (STATE_STYLE[state] || '')}, String(state).toLowerCase());
 const sum = (values) => values.reduce((a, b) => a + b, 0);
+const some = (count, what) => `${whole(count)} ${what}${number(count) === 1 ? '' : 's'}`;
 const list = (value) => Array.isArray(value) ? value : [];
 
 // From the last steps of the curve where there is one, else from the last step.
@@ -152,7 +153,7 @@ function figures(job, history, now) {
       ? `step ${whole(checkpoint.step)}, ${bytes(checkpoint.bytes)}` : null),
     entry('went on from', job.resume ? foreign(job.resume.checkpoint) : null),
     entry('submitted', clock(job.submitted_unix_ms)),
-    entry(number(job.ended_unix_ms) > 0 ? 'ran for' : 'for', span(
+    entry('elapsed', span(
       ((number(job.ended_unix_ms) > 0 ? number(job.ended_unix_ms) : now) -
         number(job.submitted_unix_ms)) / 1000)));
 }
@@ -179,7 +180,7 @@ function ranks(job) {
   const rows = list(job.ranks).slice(0, MOST_RANKS).map((rank) => ({
     key: rank.rank,
     cells: [rank.rank, clipped(rank.member), clipped(rank.host),
-      foreign(rank.progress && rank.progress.phase || NONE),
+      clipped(rank.progress && rank.progress.phase || NONE),
       rank.progress ? whole(rank.progress.step) : NONE,
       number(rank.heartbeat_age_ms) < 0 ? 'gone' : span(number(rank.heartbeat_age_ms) / 1000)]
   }));
@@ -274,9 +275,9 @@ function shardCard(data, view) {
           {head: 'State', number: true}, {head: 'Where (epoch · step)'}],
         shards.rows.map((row) => ({
           key: row.chunk,
-          cells: [whole(row.chunk), row.unit + (row.trained ? '' : ', frozen'),
+          cells: [whole(row.chunk), [clipped(row.unit), row.trained ? null : ', frozen'],
             `${whole(row.begin)} – ${whole(row.end)}`, bytes(row.bytes),
-            row.stores.map((i, at) => [at > 0 && ', ', foreign(shards.stores[i].member),
+            row.stores.map((i, at) => [at > 0 && ', ', clipped(shards.stores[i].member),
               ` (${versionOf(i)})`])]
         }))),
         h('p', {class: 'group'},
@@ -327,10 +328,10 @@ function job(data, view, now) {
       job.reason && h('p', null, foreign(job.reason)),
       progressOf(job), figures(job, data.history, now)),
     curveCard(data, view),
-    h('div', {class: 'two'}, events(job), ranks(job)),
+    h('div', {class: 'two'}, events(job),
+      h('div', {class: 'stack'}, ranks(job), checkpoints(data) || h('div', {hidden: ''}))),
     shardCard(data, view) || h('div', {hidden: ''}),
-    plan(job) || h('div', {hidden: ''}),
-    checkpoints(data) || h('div', {hidden: ''})
+    plan(job) || h('div', {hidden: ''})
   ];
 }
 
@@ -346,10 +347,11 @@ function members(data, now) {
       cells: [clipped(hello.name), badge(node.state), kindOf(node),
         h('span', {title: clock(since)}, since > 0 ? span((now - since) / 1000) : NONE),
         span(number(node.heartbeat_age_ms) / 1000), clipped(hello.host), clipped(hello.version || NONE),
-        isStore ? `${whole(node.jobs)} jobs, ${whole(node.chunks)} chunks`
-          : node.job ? [foreign(node.job), `, rank ${whole(node.rank)}`] : NONE,
+        isStore ? `${some(node.jobs, 'job')}, ${some(node.chunks, 'chunk')}`
+          : node.job ? [clipped(node.job), `, rank ${whole(node.rank)}`] : NONE,
         isStore ? `${bytes(node.held_bytes)} of ${bytes(hello.memory_bytes)}` : clipped(hello.device || NONE),
-        isStore ? `${bytes(node.held_nvme_bytes)} of ${bytes(hello.nvme_bytes)}` : NONE]
+        isStore && number(hello.nvme_bytes) > 0
+          ? `${bytes(node.held_nvme_bytes)} of ${bytes(hello.nvme_bytes)}` : NONE]
     };
   });
   const count = (state) => all.filter((node) => node.state === state).length;

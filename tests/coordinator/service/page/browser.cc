@@ -81,6 +81,7 @@ absl::Status Browser::Launch() {
                                     "--headless=new",
                                     "--no-sandbox",
                                     "--disable-gpu",
+                                    "--hide-scrollbars",  // they take room at a desk alone
                                     "--disable-dev-shm-usage",
                                     "--disable-background-networking",
                                     "--disable-component-update",
