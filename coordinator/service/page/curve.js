@@ -135,7 +135,7 @@ function curve(history, {log, width, chosen, choose}) {
   }
   const bottom = HEIGHT - BOTTOM;
   const yTicks = log ? ticksLog(s.low, s.high) : ticksLinear(s.low, s.high, 5);
-  const xTicks = ticksLinear(s.from, s.to, Math.max(3, width / 110)).filter(Number.isInteger);
+  const xTicks = ticksLinear(s.from, s.to, Math.min(10, width / 60)).filter(Number.isInteger);
   const pick = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     choose(nearest(history, s.from + (event.clientX - box.left - LEFT) /

@@ -117,7 +117,7 @@ function jobs(data, chosenRun) {
     {head: 'Loss', number: true}, {head: 'Tokens/s', number: true, roomy: true},
     {head: 'Time left', number: true, roomy: true}];
   return h('div', {class: 'card'},
-    h('div', {class: 'head'}, h('h2', {id: 'jobs-title'}, 'Jobs'),
+    h('div', {class: 'head'}, h('h2', null, 'Jobs'),
       h('span', {class: 'note'}, `${whole(live.length)} live, ${whole(all.length)} in all`)),
     all.length === 0
       ? h('p', {class: 'note'}, 'None yet: zeroshard submit JOB.yaml')
@@ -198,17 +198,28 @@ function plan(job) {
     {head: 'Gradients', number: true}, {head: 'Optimizer', number: true},
     {head: 'Activations', number: true}, {head: 'Traffic/step', number: true},
     {head: 'Push/step', number: true}, {head: 'Pull/step', number: true}];
-  const rows = plans.slice(0, MOST_RANKS).map((p) => ({
-    key: p.rank,
-    cells: [p.rank, compact(p.owned_parameters), bytes(p.parameter_bytes), bytes(p.gradient_bytes),
-      bytes(p.optimizer_bytes), bytes(p.activation_bytes), bytes(p.traffic_bytes_per_step),
-      bytes(p.push_bytes_per_step), bytes(p.pull_bytes_per_step)]
-  }));
-  const stores = job.store_plan;
-  return h('div', {class: 'card'}, h('h3', null, 'Plan'),
-    stores && h('p', {class: 'note'}, `In the stores: ${whole(stores.chunks)} chunks, ` +
-      `${bytes(stores.state_bytes)} of state and ${bytes(stores.staging_bytes)} of staging, ` +
-      `${whole(stores.replicas)} ${number(stores.replicas) === 1 ? 'copy' : 'copies'}.`),
+  // What a rank measured of itself, where it has said so, below what was planned for it.
+  const usages = new Map(list(job.ranks).filter((rank) => rank.usage)
+    .map((rank) => [number(rank.rank), rank.usage]));
+  const pair = (planned, measured) =>
+    [bytes(planned), measured !== undefined && h('div', {class: 'note'}, bytes(measured))];
+  const rows = plans.slice(0, MOST_RANKS).map((p) => {
+    const u = usages.get(number(p.rank)) || {};
+    const t = number(u.step) > 0 ? u : {};  // else no step was counted yet
+    return {
+      key: p.rank,
+      cells: [p.rank, compact(p.owned_parameters), pair(p.parameter_bytes, u.parameter_bytes),
+        pair(p.gradient_bytes, u.gradient_bytes), pair(p.optimizer_bytes, u.optimizer_bytes),
+        pair(p.activation_bytes, u.activation_bytes),
+        pair(p.traffic_bytes_per_step, t.traffic_bytes), pair(p.push_bytes_per_step, t.push_bytes),
+        pair(p.pull_bytes_per_step, t.pull_bytes)]
+    };
+  });
+  const inStores = job.store_plan;
+  return h('div', {class: 'card'}, h('h3', null, usages.size > 0 ? 'Plan, and below it measured' : 'Plan'),
+    inStores && h('p', {class: 'note'}, `In the stores: ${some(inStores.chunks, 'chunk')}, ` +
+      `${bytes(inStores.state_bytes)} of state and ${bytes(inStores.staging_bytes)} of staging, ` +
+      `${whole(inStores.replicas)} ${number(inStores.replicas) === 1 ? 'copy' : 'copies'}.`),
     table('Plan by rank', columns, rows));
 }
 
@@ -317,13 +328,13 @@ function events(job) {
 }
 
 function job(data, view, now) {
-  if (data.jobError) return h('div', {class: 'card'}, h('h2', {id: 'job-title'}, 'This job'),
+  if (data.jobError) return h('div', {class: 'card'}, h('h2', null, 'This job'),
     h('p', null, foreign(data.jobError)));
   const job = data.job;
   if (!job) return null;
   return [
     h('div', {class: 'card', key: 'summary'},
-      h('div', {class: 'head'}, h('h2', {id: 'job-title'}, foreign(job.name)), badge(stateOf(job)),
+      h('div', {class: 'head'}, h('h2', null, foreign(job.name)), badge(stateOf(job)),
         h('span', {class: 'note'}, 'run ', foreign(job.run_id))),
       job.reason && h('p', null, foreign(job.reason)),
       progressOf(job), figures(job, data.history, now)),
@@ -356,7 +367,7 @@ function members(data, now) {
   });
   const count = (state) => all.filter((node) => node.state === state).length;
   return h('div', {class: 'card'},
-    h('div', {class: 'head'}, h('h2', {id: 'members-title'}, 'Members'),
+    h('div', {class: 'head'}, h('h2', null, 'Members'),
       h('span', {class: 'note'},
         `${whole(count('running'))} running, ${whole(count('idle'))} idle, ${whole(count('lost'))} lost`)),
     all.length === 0 ? h('p', {class: 'note'}, 'None is registered: start zeroshard-worker.')

@@ -185,7 +185,8 @@ Json FakeJob(const std::string& run, const std::string& text) {
                             {"member", text},
                             {"host", text},
                             {"progress", {{"step", "7"}, {"phase", text}}},
-                            {"heartbeat_age_ms", "-1"}});
+                            {"heartbeat_age_ms", "-1"},
+                            {"usage", {{"parameter_bytes", text}, {"step", "6"}}}});
     job["plan"].push_back({{"rank", i}, {"parameter_bytes", "9007199254740993"}});
     job["stores"].push_back({{"member", text},
                              {"host", text},
