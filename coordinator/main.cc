@@ -20,6 +20,7 @@
 #include "coordinator/core/sqlite_log.h"
 #include "coordinator/service/cluster_service.h"
 #include "coordinator/service/jobs_service.h"
+#include "coordinator/service/page/status_page.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -68,11 +69,13 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   if (!engine.ok()) return engine.status();
   ClusterService cluster(engine->get());
   JobsService jobs(engine->get());
+  const StatusPage page(engine->get(), (*metrics)->http());
   auto server = GrpcServer::Start({flags.listen, {&cluster, &jobs}});
   if (!server.ok()) return server.status();
-  LogInfo("listening on ", (*server)->address(), ", metrics on http://", (*metrics)->address(),
-          "/metrics", health == nullptr ? "" : ", health checks at " + health->address(),
-          ", data in ", flags.data_dir);
+  LogInfo("listening on ", (*server)->address(), ", status page on http://", (*metrics)->address(),
+          "/, metrics on http://", (*metrics)->address(), "/metrics",
+          health == nullptr ? "" : ", health checks at " + health->address(), ", data in ",
+          flags.data_dir);
   if (!flags.port_file.empty()) {
     absl::Status written =
         WritePortFile(flags.port_file, {(*server)->address(), (*metrics)->address(), getpid()});
@@ -106,7 +109,8 @@ int main(int argc, char** argv) {
   app.add_option("--listen", flags.listen, "gRPC address; port 0 takes a free one")
       ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen,
-                 "address of http://.../metrics; port 0 takes a free one")
+                 "address of the status page http://.../ and of http://.../metrics; port 0 takes a "
+                 "free one")
       ->capture_default_str();
   app.add_option("--health-listen", flags.health_listen, HealthServer::kOptionHelp)
       ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });

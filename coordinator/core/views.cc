@@ -137,6 +137,8 @@ std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
                    : member.assignment || member.says_running ? "running"
                                                               : "idle");
     node.set_heartbeat_age_ms(absl::ToInt64Milliseconds(now - member.last_heard));
+    node.set_since_unix_ms(member.since_unix_ms);
+    if (member.lost) node.set_lost_reason(member.lost_reason);
     if (member.hello.kind() == v1::MEMBER_KIND_STORE && !member.lost) {
       const StoreUse use = ReservedOn(name, member.hello.incarnation(), nullptr);
       node.set_reserved_bytes(use.memory);
