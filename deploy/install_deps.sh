@@ -6,7 +6,7 @@ set -euo pipefail
 # bare system. The README of this folder says what each package is for.
 readonly BUILD_PACKAGES=(
   cmake ninja-build g++ ccache
-  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev
+  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libssl-dev libabsl-dev
   prometheus-cpp-dev libcurl4-openssl-dev libmicrohttpd-dev zlib1g-dev
   libgloo-dev libdnnl-dev ocl-icd-opencl-dev libhwy-dev
   libsqlite3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev

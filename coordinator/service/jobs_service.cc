@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/plan/planner.h"
+#include "common/spec/checks.h"
 #include "common/spec/job_spec.h"
 #include "common/version.h"
 #include "coordinator/core/text.h"
@@ -198,6 +199,10 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   coordinator::Submit event{0, request->spec(), {}};
   if (absl::Status valid = NormaliseJobSpec(&event.spec); !valid.ok()) {
     return FinishNow(context, valid);
+  }
+  if (!request->resume_from().empty()) {
+    absl::Status valid = CheckPath("resume_from", request->resume_from());
+    if (!valid.ok()) return FinishNow(context, valid);
   }
   // Before its own checkpoints are taken for another's.
   const absl::StatusOr<Engine::View> other = engine_->Look(event.spec.name());
