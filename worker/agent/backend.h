@@ -18,6 +18,7 @@ namespace zeroshard {
 
 struct WorkerBackend {
   int threads = 1;          // of this worker's share of the host
+  uint64_t device_memory = 0;  // bytes that the device has of its own; 0: it is the host
   std::string fingerprint;  // what jobs that must be bit-identical compare (Ops::Fingerprint)
   // As TokenDataset::Open.
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
