@@ -143,9 +143,10 @@ TEST(Mesh, StateIsThatOfTheFormula) {
                                      12 / (stage >= 1 ? n : 1));
         const auto state =
             static_cast<double>(e.bytes.parameters + e.bytes.gradients + e.bytes.optimizer);
-        // Embedding and head are counted whole in every stage of a pipeline (0.2 B of 7.5 B).
+        // Embedding and head are counted whole in every stage of a pipeline (0.2 B of 7.5 B), and of
+        // a tied table the head's gradient beside that of the rows.
         EXPECT_GE(state, 0.999 * wanted) << Describe(c);
-        EXPECT_LE(state, wanted * (1 + 0.032 * pipeline)) << Describe(c);
+        EXPECT_LE(state, wanted * (1 + 0.035 * pipeline)) << Describe(c);
       }
     }
   }
@@ -286,9 +287,9 @@ TEST(SmallestThatFits, AFixedBatchIsNotSplitFurtherThanItsMicroBatches) {
   EXPECT_THAT(Evaluate(work, ClusterOf(4, 80 * kGB, 0, 0), c).impossible,
               HasSubstr("2 micro-batches a step on 4"));
   c.data = 1;
-  c.pipeline = 4;
+  c.pipeline = static_cast<int>(work.model.config.layers);
   EXPECT_THAT(Evaluate(work, ClusterOf(4, 80 * kGB, 0, 0), c).impossible,
-              HasSubstr("2 micro-batches a rank in 4"));
+              HasSubstr("2 micro-batches a rank in"));
 }
 
 TEST(TransientBytesTest, CountsWhatIsGatheredAtOnceAndGradientsOnTheirWay) {

@@ -203,7 +203,8 @@ TEST_F(AdmissionTest, WithoutEnoughWorkersNothingIsKnownAndTheJobWaits) {
   JoinGpu("worker-2", 80 * kGB);
   JoinGpu("worker-3", 80 * kGB);
   EXPECT_EQ(h_.Status("job").state(), v1::JOB_STATE_PLACING);
-  for (const v1::RankStatus& rank : h_.Status("job").ranks()) {
+  const v1::JobStatus placed = h_.Status("job");
+  for (const v1::RankStatus& rank : placed.ranks()) {
     EXPECT_THAT(rank.member(), testing::AnyOf("worker-2", "worker-3"));
   }
 }
