@@ -88,6 +88,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddCheckpointsCommand(&app, &context);
   AddExportCommand(&app, &context);
   AddValidateCommand(&app, &context);
+  AddPlanCommand(&app, &context);
   AddGenerateCommand(&app, &context);
   AddTokenizeCommand(&app, &context);
   AddHealthCommand(&app, &context);

@@ -22,7 +22,8 @@ struct OpsOptions {
 };
 
 struct WorkerBackend {
-  int threads = 1;  // of this worker's share of the host
+  int threads = 1;             // of this worker's share of the host
+  uint64_t device_memory = 0;  // bytes that the device has of its own; 0: it is the host
   // What jobs that must be bit-identical compare (Ops::Fingerprint), of default OpsOptions.
   std::string fingerprint;
   // As TokenDataset::Open.

@@ -85,6 +85,7 @@ class JobRun::Observer : public TrainObserver {
   }
   void OnStep(const v1::StepRecord& record) override {
     ++run_->advances_;
+    run_->Measure(*parts_);
     if (reports_ == nullptr) return;
     reports_->Push(record);
     has_loss_ |= record.has_eval_loss();
@@ -216,6 +217,8 @@ v1::Progress JobRun::progress() const {
   progress.set_step(step_);
   progress.set_phase(phase_.load());
   progress.set_advances(advances_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (usage_.ByteSizeLong() != 0) *progress.mutable_usage() = usage_;
   return progress;
 }
 
@@ -346,6 +349,7 @@ absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
   const EndOfWaits end_of_waits{&waits_};
   Observer observer(this, parts, reports.get());
   training_ = true;
+  Measure(*parts);
   absl::Status status = Guarded([&] { return parts->trainer->Run(&observer, stop_); });
   if (absl::Status data = Observer::StatusOfData(*parts); !data.ok()) status = data;
   // As all ranks were asked to: nobody hangs up before everybody knows that it is complete.
@@ -453,11 +457,35 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
     if (auto rank = BlamedRank(status); rank.has_value()) request.set_blamed_rank(*rank);
     request.set_nonfinite(IsNonFinite(status));
   }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (usage_.ByteSizeLong() != 0) *request.mutable_usage() = usage_;
+  }
   const absl::Status sent = context_.client->ReportEnd(request, timeout, cancellation);
   if (sent.ok() || cancellation->cancelled() || absl::IsDeadlineExceeded(sent)) return sent.ok();
   LogWarning("job ", assign_.job(),
              ": the coordinator refused the report of the end: ", sent.message());
   return true;  // said and answered; there is nothing to add
+}
+
+void JobRun::Measure(const Parts& parts) {
+  const MemoryAccounting& memory = parts.device->memory();
+  const auto bytes = [&memory](MemoryKind kind) {
+    return static_cast<uint64_t>(memory.Bytes(kind));
+  };
+  const StepTraffic last = parts.trainer->last_step();
+  v1::RankUsage usage;
+  usage.set_parameter_bytes(bytes(MemoryKind::kParameters));
+  usage.set_gradient_bytes(bytes(MemoryKind::kGradients));
+  usage.set_optimizer_bytes(bytes(MemoryKind::kOptimizer));
+  usage.set_activation_bytes(bytes(MemoryKind::kActivations));
+  usage.set_buffer_peak_bytes(static_cast<uint64_t>(memory.PeakBytes(MemoryKind::kBuffers)));
+  usage.set_step(last.step);
+  usage.set_traffic_bytes(last.sent);
+  usage.set_push_bytes(last.pushed);
+  usage.set_pull_bytes(last.pulled);
+  std::lock_guard<std::mutex> lock(mutex_);
+  usage_ = std::move(usage);
 }
 
 void JobRun::Enter(const char* phase) {

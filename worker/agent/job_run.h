@@ -81,6 +81,8 @@ class JobRun {
   bool SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
                Cancellation* cancellation);
   void Enter(const char* phase);
+  // Remembers what the rank holds now, and moved last.
+  void Measure(const Parts& parts);
   // The reason of Stop, or OK.
   absl::Status Stopped() const;
 
@@ -103,6 +105,7 @@ class JobRun {
 
   mutable std::mutex mutex_;
   absl::Status stopped_;
+  v1::RankUsage usage_;  // after the last step
   std::string leaving_;  // why the worker leaves
   std::string saved_;    // the trainer's words, once all ranks have saved and stopped
 

@@ -63,7 +63,10 @@ bool IsIn(const std::string& checkpoint, const std::string& dir) {
 class TrainerImpl : public Trainer {
  public:
   explicit TrainerImpl(const TrainerOptions& options)
-      : options_(options), order_(options.data->sample_count(), options.spec.seed()) {
+      : options_(options),
+        order_(options.data->sample_count(), options.spec.seed()),
+        meter_(&options.comm->traffic(),
+               options.store == nullptr ? nullptr : &options.store->counters()) {
     if (options_.files == nullptr) options_.files = &FileSystem::Real();
   }
 
@@ -112,6 +115,7 @@ class TrainerImpl : public Trainer {
     return engine_->GatherTensor(name);
   }
   const TrainCounters& counters() const override { return counters_; }
+  StepTraffic last_step() const override { return meter_.last(); }
 
  private:
   bool IsRankZero() const { return options_.comm->rank() == 0; }
@@ -131,6 +135,8 @@ class TrainerImpl : public Trainer {
       clock->BeginStep(step);
       const SteadyTime start = std::chrono::steady_clock::now();
       ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, clock));
+      meter_.Mark(step);
+      if (MoreTravels(step, totals)) meter_.Spoil();
       ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, clock));
       SaveRequest request = Requested();
       v1::StepRecord record = MakeRecord(step, totals, start);
@@ -152,6 +158,18 @@ class TrainerImpl : public Trainer {
     // Also of a run that had nothing left to train.
     if (saves_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
     return engine_->Drain();
+  }
+
+  // Whether from the exchange that ended `step` to the next one anything is sent that no plain step
+  // sends; or less, where an update is left out.
+  bool MoreTravels(uint64_t step, const StepTotals& totals) const {
+    const v1::JobSpec& spec = options_.spec;
+    const bool saving =
+        saves_ != nullptr && (!AllIdle(exchange_->flags()) || Requested() != SaveRequest::kNone ||
+                              IsDue(spec.checkpoint().interval_steps(), step));
+    return saving || totals.hold || totals.overflow ||
+           (evaluator_ != nullptr && IsDue(spec.eval().interval_steps(), step)) ||
+           (samples_ != nullptr && IsDue(spec.sample().interval_steps(), step));
   }
 
   absl::Status CheckStore() const {
@@ -518,6 +536,7 @@ class TrainerImpl : public Trainer {
   Model model_;
   ZeroPolicy policy_;
   SampleOrder order_;
+  StepMeter meter_;
   int64_t position_ = 0;      // of the first sample of first_step
   v1::LossScale loss_scale_;  // of the step being trained, from its update on of the next
   double used_scale_ = 0;     // of the step last updated
