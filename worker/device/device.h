@@ -101,8 +101,6 @@ class Device {
   virtual bool is_host() const = 0;
   virtual const MemoryAccounting& memory() const = 0;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
-  // Bytes of memory of its own, in use or not; 0 of the host, whose limits are the process's.
-  virtual uint64_t capacity() const { return 0; }
 };
 
 // Copies on the compute stream, after what was enqueued there before, and waits for it.

@@ -77,9 +77,4 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(Runtime* runtime,
   return device;
 }
 
-uint64_t CudaDevice::capacity() const {
-  size_t free = 0, total = 0;
-  return context_->runtime()->MemoryInfo(&free, &total) == Error::kOk ? total : 0;
-}
-
 }  // namespace zeroshard::cuda

@@ -36,7 +36,6 @@ class CudaDevice : public Device {
   bool is_host() const override { return false; }
   const MemoryAccounting& memory() const override { return memory_->accounting(); }
   std::string name() const override { return context_->name(); }
-  uint64_t capacity() const override;
 
   // Makes the GPU the calling thread's, which kernels are launched on: once a thread.
   absl::Status MakeCurrent() { return context_->Enter(); }
