@@ -6,8 +6,8 @@ set -euo pipefail
 # bare system. The README of this folder says what each package is for.
 readonly BUILD_PACKAGES=(
   cmake ninja-build g++ ccache
-  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev
-  prometheus-cpp-dev libcurl4-openssl-dev
+  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libssl-dev libabsl-dev
+  prometheus-cpp-dev libcurl4-openssl-dev libmicrohttpd-dev zlib1g-dev
   libgloo-dev libdnnl-dev ocl-icd-opencl-dev libhwy-dev
   libsqlite3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   pkg-config libisal-dev libpcre2-dev libutf8proc-dev liburing-dev
@@ -17,13 +17,15 @@ readonly BUILD_PACKAGES=(
 readonly RUNTIME_PACKAGES=(
   libstdc++6 libgomp1
   libprotobuf32 libgrpc++1.51 libabsl20220623 libssl3
-  libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0
+  libprometheus-cpp-core1.0 libmicrohttpd12 zlib1g
   libgloo0 libdnnl2 libhwy1
   libsqlite3-0 libyaml-cpp0.7
   libisal2 libpcre2-8-0 libutf8proc2 liburing2
 )
 # What only the checks in tests/ and .ci/ call.
-readonly TEST_PACKAGES=(clang clang-format libclang-rt-14-dev shellcheck curl prometheus debootstrap python3-venv)
+readonly TEST_PACKAGES=(
+  chromium clang clang-format curl debootstrap libclang-rt-14-dev prometheus python3-venv shellcheck
+)
 
 usage() {
   cat <<USAGE

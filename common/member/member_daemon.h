@@ -13,6 +13,7 @@
 #include "common/health_server.h"
 #include "common/member/member_session.h"
 #include "common/metrics_server.h"
+#include "common/security/security.h"
 #include "common/signals.h"
 
 namespace zeroshard {
@@ -21,13 +22,14 @@ struct MemberDaemonOptions {
   v1::MemberKind kind = v1::MEMBER_KIND_UNSPECIFIED;
   std::string program;  // "zeroshard-worker"
   std::string coordinator = "127.0.0.1:7070";
-  std::string name;  // empty: worker-<host name> or store-<host name>
-  std::string listen = "0.0.0.0:0";
-  std::string metrics_listen = "0.0.0.0:0";
+  std::string name;            // empty: worker-<host name> or store-<host name>
+  std::string listen;          // empty: a free port of every address, or of 127.0.0.1 where
+  std::string metrics_listen;  // other hosts are not spoken to
   std::string advertise_host;
   std::string port_file;
   std::string health_listen;           // empty: no port for health checks alone
   double connect_timeout_seconds = 0;  // 0: for ever
+  security::SecurityOptions security;
   // Served beside health checks and reflection, with these limits and channel arguments. Not owned;
   // they outlive the daemon.
   std::vector<grpc::Service*> services;
@@ -35,8 +37,9 @@ struct MemberDaemonOptions {
   std::vector<std::pair<std::string, int>> arguments;
 };
 
-// --coordinator, --name, --listen, --metrics-listen, --health-listen, --advertise-host, --port-file
-// and --connect-timeout, into `options`, which outlives `app`.
+// --coordinator, --name, --listen, --metrics-listen, --health-listen, --advertise-host,
+// --port-file, --connect-timeout and those of TLS, into `options`, which outlives `app`. Its `kind`
+// is set.
 void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options);
 
 // Parses, and where the program should end here (--help, a wrong option) returns its exit code.
@@ -48,7 +51,8 @@ int ReportFailure(const std::string& program, const absl::Status& status);
 // The servers of a member, from their start to their end.
 class MemberDaemon {
  public:
-  // Listens for gRPC (health, reflection) and metrics, writes the port file and a log line.
+  // Loads the process's security, listens for gRPC (health, reflection) and metrics, writes the
+  // port file and a log line.
   static absl::StatusOr<std::unique_ptr<MemberDaemon>> Start(const MemberDaemonOptions& options);
 
   // Kind, name, host, addresses, process id, version, memory of the host; the caller adds what it
@@ -76,6 +80,7 @@ class MemberDaemon {
   std::unique_ptr<HealthServer> health_;  // null: no port for it
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<MetricsServer> metrics_;
+  std::shared_ptr<prometheus::Collectable> security_metrics_;
 };
 
 }  // namespace zeroshard
