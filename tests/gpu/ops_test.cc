@@ -122,6 +122,28 @@ TEST_P(GpuOps, ActivationsAreTheCpus) {
   }
 }
 
+// In bf16 the CPU rounds the product before it takes the slope, the GPU does not.
+TEST_P(GpuOps, AProductTimesGelusSlopeIsTheCpus) {
+  const DType type = GetParam();
+  struct Sizes {
+    int64_t m, n, k;
+  };
+  for (const auto& [m, n, k] : {Sizes{64, 256, 64}, Sizes{33, 3072, 768}, Sizes{7, 20, 12}}) {
+    SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k);
+    Arrays arrays;
+    const int d_out = arrays.In(TypedValues::Random(m * k, type, 46));
+    const int weight = arrays.In(TypedValues::Random(n * k, type, 47));
+    const int x = arrays.In(TypedValues::Random(m * n, type, 48, 4));
+    const int d_in = arrays.Out(m * n, type, type == DType::kF32 ? 2e-5 : 2 * Close(type));
+    Compare(arrays, [&, m = m, n = n, k = k](Ops* ops, const std::vector<void*>& p) {
+      MatmulArgs args{.a = p[d_out], .b = p[weight], .c = p[d_in], .m = m, .n = n, .k = k};
+      args.transpose_b = true;
+      args.ab_type = args.c_type = type;
+      EXPECT_TRUE(ops->MatmulGeluBackward(args, p[x]).ok());
+    });
+  }
+}
+
 TEST_P(GpuOps, RopeIsTheCpusAndItsInverseTurnsBack) {
   const DType type = GetParam();
   constexpr int64_t kBatch = 3, kSeq = 37, kHeads = 5;

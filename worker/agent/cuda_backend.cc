@@ -35,7 +35,9 @@ absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
   ZS_RETURN_IF_ERROR(Refused(cuda::LoadCublasLt().status()));
   if (collectives == Collectives::kNccl) ZS_RETURN_IF_ERROR(Refused(CheckNccl()));
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
-  common.make_ops = [](Device* device) { return MakeCudaOps(device); };
+  common.make_ops = [](Device* device, const OpsOptions& options) {
+    return MakeCudaOps(device, options.tf32);
+  };
   if (collectives == Collectives::kGloo) {
     common.make_communicator = MakeStagedGloo;
   } else {

@@ -31,11 +31,25 @@ absl::StatusOr<char*> NcclCommunicator::Staging(int64_t bytes) {
 }
 
 absl::Status NcclCommunicator::PutAllGather(void* buffer, int64_t count, DType type) {
-  ZS_RETURN_IF_ERROR(CheckCount("count", count));
-  if (size_ == 1 || count == 0) return absl::OkStatus();
-  const char* own = static_cast<char*>(buffer) + rank_ * count * static_cast<int64_t>(SizeOf(type));
+  return PutAllGathers({{buffer, count}}, type);
+}
+
+absl::Status NcclCommunicator::PutAllGathers(const std::vector<GatherPart>& parts, DType type) {
+  bool any = false;
+  for (const GatherPart& part : parts) {
+    ZS_RETURN_IF_ERROR(CheckCount("count", part.count));
+    any |= part.count > 0;
+  }
+  if (size_ == 1 || !any) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
-    return api_->AllGather(own, buffer, count, type, comm, queue_->stream());
+    NcclResult result = NcclResult::kSuccess;
+    for (const GatherPart& part : parts) {
+      if (part.count == 0) continue;
+      const char* own =
+          static_cast<char*>(part.buffer) + rank_ * part.count * static_cast<int64_t>(SizeOf(type));
+      Then(&result, api_->AllGather(own, part.buffer, part.count, type, comm, queue_->stream()));
+    }
+    return result;
   });
 }
 

@@ -277,6 +277,72 @@ TEST_P(NcclWorlds, AllGatherBringsEveryPartToAllRanks) {
   });
 }
 
+TEST_P(NcclWorlds, GathersTogetherAreOneGroupAndOneEvent) {
+  NcclRanks ranks(GetParam());
+  const std::vector<int64_t> counts = {100, 0, 1, 4097};
+  ranks.Each([&](int r) {
+    std::vector<std::vector<float>> buffers;
+    std::vector<GatherPart> parts;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      buffers.emplace_back(GetParam() * counts[i], -1.0f);
+      std::fill_n(buffers[i].begin() + r * counts[i], counts[i], static_cast<float>(10 * i + r));
+      parts.push_back({buffers[i].data(), counts[i]});
+    }
+    const std::vector<Event> events =
+        ranks[r].AllGatherTogether(parts, DType::kF32, Info(Phase::kStep), {});
+    ASSERT_EQ(events.size(), counts.size());
+    for (const Event& event : events) {
+      EXPECT_EQ(event.state(), events[0].state());
+      ASSERT_TRUE(event.Wait().ok()) << event.Wait();
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      for (int p = 0; p < GetParam(); ++p) {
+        for (int64_t e = 0; e < counts[i]; ++e) {
+          ASSERT_EQ(buffers[i][p * counts[i] + e], static_cast<float>(10 * i + p)) << i << " " << e;
+        }
+      }
+    }
+    EXPECT_EQ(ranks[r].traffic().Get(CollectiveOp::kAllGather, Phase::kStep),
+              (GetParam() - 1) * (100 + 1 + 4097) * 4);
+  });
+  const bool alone = GetParam() == 1;
+  EXPECT_EQ(ranks.nccl().groups(0), alone ? 0 : 1);
+  EXPECT_EQ(ranks.nccl().calls(0).size(), alone ? 0u : 3u);  // nothing is sent of what is empty
+}
+
+TEST_P(NcclWorlds, MemoryIsRegisteredForAsLongAsItsRegistrationLives) {
+  NcclRanks ranks(GetParam());
+  const bool alone = GetParam() == 1;
+  ranks.Each([&](int r) {
+    std::vector<float> a(GetParam() * 64, 1.0f), b(10);
+    {
+      auto first = ranks[r].Register(a.data(), a.size() * 4);
+      ASSERT_TRUE(first.ok()) << first.status();
+      auto second = ranks[r].Register(b.data(), 40);
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_TRUE(ranks[r].Register(nullptr, 0).ok());  // of a rank that holds nothing
+      // Handing one on keeps it.
+      const Registration moved = *std::move(second);
+      const std::map<void*, size_t> both = {{a.data(), a.size() * 4}, {b.data(), 40}};
+      EXPECT_EQ(ranks.nccl().registered(r), (alone ? std::map<void*, size_t>() : both));
+      EXPECT_TRUE(ranks[r].AllGather(a.data(), 64, DType::kF32, Info()).Wait().ok());
+    }
+    EXPECT_TRUE(ranks.nccl().registered(r).empty());
+    EXPECT_TRUE(ranks[r].Barrier(Info()).Wait().ok());
+  });
+}
+
+TEST(NcclRegistration, EndsWithTheCommunicatorThatFailed) {
+  NcclRanks ranks(2);
+  ranks.Each([&](int r) {
+    std::vector<float> a(128);
+    auto registration = ranks[r].Register(a.data(), 512);
+    ASSERT_TRUE(registration.ok()) << registration.status();
+    ranks[r].Abort("for the test");
+    EXPECT_EQ(ranks[r].Register(a.data(), 8).status().code(), absl::StatusCode::kAborted);
+  });  // and is ended without another call of NCCL: the fake takes note of those
+}
+
 template <typename T>
 void ExpectAllReduced(NcclRanks& ranks, int64_t count, float (*value)(int, int64_t)) {
   const int size = ranks.size();

@@ -193,6 +193,27 @@ TEST(CudaVectorOpsTest, AdamWIsTheCpusForAllTypesOverSteps) {
   });
 }
 
+TEST(CudaVectorOpsTest, StochasticRoundingIsTheCpus) {
+  for (const int64_t n : kSizes) {
+    for (const bool aligned : {false, true}) {
+      Array<float> master(Mixed(n, 9)), m(n), v(n), master2 = master, m2 = m, v2 = v;
+      Array<float> grad(RandomValues(n, 10));
+      Array<Bf16> param(n), param2(n);
+      AdamWArgs args{.learning_rate = 3e-3f};
+      args.rounding.stochastic = true;
+      args.rounding.seed = uint64_t{77} << 32 | 5;
+      args.rounding = args.rounding.At(3, (int64_t{1} << 32) - 64);
+      cpu::AdamW(args, n, grad.data(), DType::kF32, master2.data(), m2.data(), v2.data(),
+                 param2.data(), DType::kBF16, 1);
+      RunFlat(
+          AdamWOp<float, Bf16>{AdamWFactorsOf(args), grad.data(), master.data(), m.data(), v.data(),
+                               param.data(), args.rounding, RoundingKey(args.rounding)},
+          n, aligned);
+      ExpectSameBits(param, param2, "param");
+    }
+  }
+}
+
 // A sum, a rounding and a parameter that leave fp16's range are infinite, as on the CPU.
 TEST(CudaVectorOpsTest, BeyondFp16sRangeIsInfinityAsOnTheCpu) {
   const Values large = {65504, 65504, -65504, -65504, 60000, 8, 0.5, 32768};
