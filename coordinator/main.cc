@@ -57,6 +57,7 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   };
   auto engine = Engine::Start(options, *std::move(log));
   if (!engine.ok()) return engine.status();
+  (*metrics)->AddCollectable((*engine)->plan_metrics());
   ClusterService cluster(engine->get());
   JobsService jobs(engine->get());
   auto server = GrpcServer::Start({flags.listen, {&cluster, &jobs}});
