@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/net_address.h"
+#include "common/process_metrics.h"
 #include "common/version.h"
 #include "prometheus/exposer.h"
 #include "prometheus/gauge.h"
@@ -26,6 +27,8 @@ std::shared_ptr<prometheus::Registry> MakeRegistry(const std::string& component)
   return registry;
 }
 
+MetricsServer::MetricsServer() : process_(std::make_shared<ProcessMetrics>()) {}
+
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
                                                                     const std::string& component) {
   absl::StatusOr<HostPort> address = ParseHostPort(listen);
@@ -39,6 +42,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
         "listening_ports", address->ToString(), "num_threads", "2", "request_timeout_ms", "10000"});
     ports = result->exposer_->GetListeningPorts();
     result->exposer_->RegisterCollectable(result->registry_);
+    result->exposer_->RegisterCollectable(result->process_);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address->ToString(),
                                                " for metrics: ", error.what(),

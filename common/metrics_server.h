@@ -14,8 +14,11 @@ class Exposer;
 
 namespace zeroshard {
 
+class ProcessMetrics;
+
 // Thread-safe after Start. Collects from `registry()`, to which the program adds its families, and
-// holds zeroshard_build_info from the start. The registry may outlive the server.
+// holds zeroshard_build_info and process_metrics.h's series from the start. The registry may
+// outlive the server.
 class MetricsServer {
  public:
   // `listen` is host:port, port 0 takes a free one; `component` labels zeroshard_build_info.
@@ -32,9 +35,10 @@ class MetricsServer {
   const std::string& address() const { return address_; }
 
  private:
-  MetricsServer() = default;
+  MetricsServer();
 
   std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<ProcessMetrics> process_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;
   std::string address_;

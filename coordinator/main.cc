@@ -60,7 +60,9 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   (*metrics)->AddCollectable((*engine)->plan_metrics());
   ClusterService cluster(engine->get());
   JobsService jobs(engine->get());
-  auto server = GrpcServer::Start({flags.listen, {&cluster, &jobs}});
+  GrpcServer::Options serving{flags.listen, {&cluster, &jobs}};
+  serving.registry = (*metrics)->registry();
+  auto server = GrpcServer::Start(serving);
   if (!server.ok()) return server.status();
   LogInfo("listening on ", (*server)->address(), ", metrics on http://", (*metrics)->address(),
           "/metrics, data in ", flags.data_dir);

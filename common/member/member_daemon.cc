@@ -116,7 +116,11 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   daemon->host_ = AdvertisedHost(options.advertise_host, listen->host);
   SetLogComponent(name);
 
+  auto metrics = MetricsServer::Start(options.metrics_listen, worker ? "worker" : "store");
+  if (!metrics.ok()) return metrics.status();
+  daemon->metrics_ = *std::move(metrics);
   GrpcServer::Options server;
+  server.registry = daemon->metrics_->registry();
   server.listen = options.listen;
   server.services = options.services;
   server.max_message_bytes = options.max_message_bytes;
@@ -124,9 +128,6 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   auto started = GrpcServer::Start(server);
   if (!started.ok()) return started.status();
   daemon->server_ = *std::move(started);
-  auto metrics = MetricsServer::Start(options.metrics_listen, worker ? "worker" : "store");
-  if (!metrics.ok()) return metrics.status();
-  daemon->metrics_ = *std::move(metrics);
   if (!options.port_file.empty()) {
     absl::Status written = WritePortFile(
         options.port_file,

@@ -318,6 +318,11 @@ absl::Status Engine::CarryOut(Action& action) {
     metrics_->Apply(*measure);
   } else if (auto* appears = std::get_if<JobAppears>(&action)) {
     metrics_->Apply(*appears);
+    // Of a job that goes on from a checkpoint, or from before this coordinator started.
+    std::unique_lock<std::mutex> lock(mutex_);
+    const absl::StatusOr<v1::JobStatus> status = core_->Status(appears->job, Now());
+    lock.unlock();
+    if (status.ok()) metrics_->SetCommitted(appears->job, status->committed_step());
   } else if (auto* changes = std::get_if<JobChanges>(&action)) {
     metrics_->Apply(*changes, options_.clock->Now());
   }

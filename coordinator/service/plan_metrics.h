@@ -15,7 +15,7 @@
 namespace zeroshard::coordinator {
 
 // Thread-safe. A value is computed once, and made into series only when they are asked for: a job
-// of a thousand ranks has fourteen thousand.
+// of a thousand ranks has twelve thousand.
 class PlanMetrics : public prometheus::Collectable {
  public:
   // `spec` is normalised. Does nothing where the job has its series already.

@@ -28,6 +28,9 @@ constexpr absl::Duration kNow = absl::Seconds(1000);
 v1::JobSpec Normal(uint32_t workers, int stage, bool offload = false) {
   v1::JobSpec spec = Spec(workers, 40);
   spec.mutable_zero_optimization()->set_stage(static_cast<uint32_t>(stage));
+  // So that stage 3 keeps nothing whole.
+  spec.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);
+  spec.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);
   if (offload) spec.mutable_zero_optimization()->mutable_offload_optimizer()->set_device("cpu");
   const absl::Status status = NormaliseJobSpec(&spec);
   EXPECT_TRUE(status.ok()) << status;
@@ -218,6 +221,28 @@ TEST_F(ServiceTest, TwoHundredShortJobsLeaveNoSeriesBehind) {
                     HasSubstr("zeroshard_jobs_ended_total{state=\"failed\"} 0\n")));
 }
 
+void Await(Coordinator& coordinator, const std::string& sample) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!absl::StrContains(coordinator.Metrics(), sample)) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << sample;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+TEST_F(ServiceTest, AfterARestartAJobsSeriesSayHowFarItIs) {
+  auto first = std::make_unique<Coordinator>(folder.path());
+  StartDemo(*first, 4);
+  ASSERT_TRUE(w0.Steps(1, 2, &committed).ok());
+  first.reset();
+  Coordinator second(folder.path());
+  Await(second, "zeroshard_job_committed_step{job=\"demo\"} 2\n");
+  Await(second, "zeroshard_jobs{state=\"running\"} 1\n");
+  EXPECT_THAT(second.Metrics(),
+              AllOf(HasSubstr("zeroshard_job_workers{job=\"demo\"} 2\n"),
+                    HasSubstr("zeroshard_job_steps_lost_total{job=\"demo\"} 0\n"),
+                    HasSubstr("zeroshard_job_plan_memory_bytes{job=\"demo\",rank=\"1\"")));
+}
+
 TEST_F(ServiceTest, ABarrierSaysHowManyRanksItWaitsForAndAGenerationHowManyItHas) {
   Coordinator coordinator(folder.path());
   w0.Connect(coordinator);
@@ -232,17 +257,10 @@ TEST_F(ServiceTest, ABarrierSaysHowManyRanksItWaitsForAndAGenerationHowManyItHas
                     HasSubstr("zeroshard_jobs{state=\"placing\"} 1\n"),
                     HasSubstr("zeroshard_job_plan_memory_bytes{job=\"demo\",rank=\"1\"")));
   std::thread early([&] { EXPECT_TRUE(w0.Barrier("start").ok()); });
-  const auto await = [&](const std::string& sample) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (!absl::StrContains(coordinator.Metrics(), sample)) {
-      ASSERT_LT(std::chrono::steady_clock::now(), end) << sample;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  };
-  await("zeroshard_coordinator_barrier_missing{job=\"demo\"} 1\n");
+  Await(coordinator, "zeroshard_coordinator_barrier_missing{job=\"demo\"} 1\n");
   EXPECT_TRUE(w1.Barrier("start").ok());
   early.join();
-  await("zeroshard_coordinator_barrier_missing{job=\"demo\"} 0\n");
+  Await(coordinator, "zeroshard_coordinator_barrier_missing{job=\"demo\"} 0\n");
   EXPECT_THAT(coordinator.Metrics(), HasSubstr("zeroshard_jobs{state=\"running\"} 1\n"));
 }
 
