@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/member/host_info.h"
 #include "common/status_macros.h"
 #include "worker/agent/cuda_backend.h"
 
@@ -29,6 +30,7 @@ WorkerBackend CommonBackend(int threads) {
 
 WorkerBackend CpuBackend(int threads) {
   WorkerBackend backend = CommonBackend(threads);
+  backend.memory_bytes = MemoryLimitBytes();
   backend.make_device = [] { return MakeCpuDevice(); };
   backend.make_ops = [threads](Device*) { return MakeCpuOps(threads); };
   backend.make_communicator = [](const CommunicatorOptions& options, Rendezvous* rendezvous,

@@ -17,8 +17,9 @@
 namespace zeroshard {
 
 struct WorkerBackend {
-  int threads = 1;          // of this worker's share of the host
-  std::string fingerprint;  // what jobs that must be bit-identical compare (Ops::Fingerprint)
+  int threads = 1;            // of this worker's share of the host
+  uint64_t memory_bytes = 0;  // of the device; 0: unknown
+  std::string fingerprint;    // what jobs that must be bit-identical compare (Ops::Fingerprint)
   // As TokenDataset::Open.
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
       const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>

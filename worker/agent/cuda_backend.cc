@@ -44,6 +44,10 @@ absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
   ZS_RETURN_IF_ERROR(Refused(CheckCudaDevice(ordinal)));
   ZS_RETURN_IF_ERROR(Refused(cuda::LoadCublasLt().status()));
   if (collectives == Collectives::kNccl) ZS_RETURN_IF_ERROR(Refused(CheckNccl()));
+  cuda::DeviceProperties properties;
+  if (cuda::RealRuntime()->Properties(ordinal, &properties) == cuda::Error::kOk) {
+    common.memory_bytes = properties.total_bytes;
+  }
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
   common.make_trainer = MakeTrainer;
   common.make_ops = [](Device* device) { return MakeCudaOps(device); };

@@ -57,6 +57,7 @@ int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   auto daemon = MemberDaemon::Start(options.member);
   if (!daemon.ok()) return ReportFailure(options.member.program, daemon.status());
   auto metrics = std::make_shared<WorkerMetrics>();
+  metrics->SetDeviceMemory(backend->memory_bytes);
   (*daemon)->metrics().AddCollectable(metrics);
 
   MemberSessionOptions session;
