@@ -8,8 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/command.h"
+#include "client/health_command.h"
 #include "common/exit_codes.h"
+#include "common/security/options.h"
 #include "common/spec/nearest_key.h"
+#include "common/status_macros.h"
 
 namespace zeroshard {
 namespace {
@@ -20,6 +23,7 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options, bool remote) {
                     "Where the coordinator listens (ZEROSHARD_COORDINATOR)")
         ->type_name("HOST:PORT")
         ->capture_default_str();
+    security::AddSecurityOptions(app, &options->security, security::Role::kClient);
   }
   app->add_option("--output", options->output, "What is printed: text, or json for programs")
       ->check(CLI::IsMember({"text", "json"}))
@@ -61,8 +65,12 @@ CLI::App* AddCommand(CLI::App* app, CommandContext* context, const std::string& 
   return command;
 }
 
-absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context) {
-  return JobsClient::Create(context.options.coordinator, context.options.timeout());
+absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context,
+                                                    absl::Duration timeout) {
+  ZS_ASSIGN_OR_RETURN(auto security,
+                      security::Security::Load(context.options.security, security::Role::kClient));
+  return JobsClient::Create(context.options.coordinator,
+                            std::min(timeout, context.options.timeout()), std::move(security));
 }
 
 int RunClient(const std::vector<std::string>& args, const Environment& env) {
@@ -80,8 +88,10 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddCheckpointsCommand(&app, &context);
   AddExportCommand(&app, &context);
   AddValidateCommand(&app, &context);
+  AddPlanCommand(&app, &context);
   AddGenerateCommand(&app, &context);
   AddTokenizeCommand(&app, &context);
+  AddHealthCommand(&app, &context);
   try {
     // CLI11 takes the arguments last one first.
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));

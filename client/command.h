@@ -18,6 +18,7 @@ struct CommonOptions {
   std::string coordinator;
   std::string output = "text";  // text | json
   double timeout_seconds = 10;
+  security::SecurityOptions security;
 
   bool json() const { return output == "json"; }
   absl::Duration timeout() const { return absl::Seconds(timeout_seconds); }
@@ -31,8 +32,11 @@ struct CommandContext {
   std::function<absl::StatusOr<int>()> run;
 };
 
-// To the coordinator that the options name. INVALID_ARGUMENT: no address.
-absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const CommandContext& context);
+// To the coordinator that the options name. INVALID_ARGUMENT: no address, or certificates that are
+// of no use.
+// Calls wait as long as the options say, at most `timeout`.
+absl::StatusOr<std::unique_ptr<JobsClient>> Connect(
+    const CommandContext& context, absl::Duration timeout = absl::InfiniteDuration());
 
 // A subcommand with the common options, which runs `run`. `remote`: it speaks to a coordinator that
 // is already there.
@@ -44,6 +48,7 @@ void AddJobCommands(CLI::App* app, CommandContext* context);         // submit, 
 void AddQueryCommands(CLI::App* app, CommandContext* context);       // list, status, nodes, version
 void AddRecordCommands(CLI::App* app, CommandContext* context);      // history, logs
 void AddValidateCommand(CLI::App* app, CommandContext* context);     // validate
+void AddPlanCommand(CLI::App* app, CommandContext* context);         // plan
 void AddCheckpointsCommand(CLI::App* app, CommandContext* context);  // checkpoints
 void AddExportCommand(CLI::App* app, CommandContext* context);       // export
 void AddLocalCommand(CLI::App* app, CommandContext* context);        // local

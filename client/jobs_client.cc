@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
 #include "common/net_address.h"
+#include "common/status_macros.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace zeroshard {
 namespace {
@@ -31,22 +31,31 @@ grpc::ChannelArguments Arguments() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Create(const std::string& address,
-                                                               absl::Duration timeout) {
+absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Create(
+    const std::string& address, absl::Duration timeout,
+    std::shared_ptr<const security::Security> security) {
   const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
   if (!parsed.ok() || parsed->port == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--coordinator ", address, ": ", parsed.ok() ? "port 0" : parsed.status().message(),
         "; wanted host:port, for example 127.0.0.1:7070"));
   }
+  if (security == nullptr) security = security::Security::Plaintext();
+  ZS_RETURN_IF_ERROR(security->CheckTarget(address, "--coordinator"));
   std::unique_ptr<JobsClient> client(new JobsClient());
   client->address_ = address;
   client->timeout_ = timeout;
-  const auto channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), Arguments());
+  const auto channel = grpc::CreateCustomChannel(
+      address, security->ChannelCredentials(security::Role::kCoordinator), Arguments());
+  client->security_ = std::move(security);
   client->jobs_ = v1::Jobs::NewStub(channel);
   client->cluster_ = v1::Cluster::NewStub(channel);
   return client;
+}
+
+void JobsClient::Authorise(grpc::ClientContext* context) const {
+  const std::string header = security_->Authorization();
+  if (!header.empty()) context->AddMetadata("authorization", header);
 }
 
 absl::Status JobsClient::Explain(const grpc::Status& status) const {
@@ -70,6 +79,7 @@ absl::Status JobsClient::Explain(const grpc::Status& status) const {
 template <typename Response, typename Call>
 absl::StatusOr<Response> JobsClient::Unary(const Call& call) {
   grpc::ClientContext context;
+  Authorise(&context);
   context.set_deadline(After(timeout_));
   Response response;
   if (absl::Status status = Explain(call(&context, &response)); !status.ok()) return status;
@@ -142,6 +152,7 @@ absl::Status JobsClient::Watch(const std::string& job, uint64_t after_step, Stop
   request.set_after_step(after_step);
   request.set_follow(true);
   grpc::ClientContext context;
+  Authorise(&context);
   const StopToken::Call call(stop, &context);
   const auto reader = jobs_->Watch(&context, request);
   v1::WatchUpdate update;
@@ -154,6 +165,7 @@ absl::Status JobsClient::History(const std::string& job,
   v1::HistoryRequest request;
   request.set_job(job);
   grpc::ClientContext context;
+  Authorise(&context);
   const auto reader = jobs_->History(&context, request);
   v1::StepRecord record;
   while (reader->Read(&record)) on_record(record);
@@ -167,6 +179,7 @@ absl::Status JobsClient::Logs(const std::string& job, std::optional<uint32_t> ra
   request.set_follow(follow);
   if (rank) request.set_rank(*rank);
   grpc::ClientContext context;
+  Authorise(&context);
   const auto reader = jobs_->Logs(&context, request);
   v1::LogChunk chunk;
   while (reader->Read(&chunk)) on_chunk(chunk);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/stop_token.h"
+#include "common/security/security.h"
 #include "zeroshard/v1/cluster.grpc.pb.h"
 #include "zeroshard/v1/jobs.grpc.pb.h"
 
@@ -22,9 +23,11 @@ namespace zeroshard {
 // NOT_FOUND, ALREADY_EXISTS, INVALID_ARGUMENT and FAILED_PRECONDITION, CANCELLED (stopped).
 class JobsClient {
  public:
-  // INVALID_ARGUMENT: no host:port.
-  static absl::StatusOr<std::unique_ptr<JobsClient>> Create(const std::string& address,
-                                                            absl::Duration timeout);
+  // INVALID_ARGUMENT: no host:port, or another host and `security` (null: plaintext on this host)
+  // does not protect what is said to it.
+  static absl::StatusOr<std::unique_ptr<JobsClient>> Create(
+      const std::string& address, absl::Duration timeout,
+      std::shared_ptr<const security::Security> security = nullptr);
 
   absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request);
   absl::StatusOr<v1::ListResponse> List();
@@ -51,9 +54,11 @@ class JobsClient {
   template <typename Response, typename Call>
   absl::StatusOr<Response> Unary(const Call& call);
   absl::Status Explain(const grpc::Status& status) const;
+  void Authorise(grpc::ClientContext* context) const;
 
   std::string address_;
   absl::Duration timeout_;
+  std::shared_ptr<const security::Security> security_;
   std::unique_ptr<v1::Jobs::Stub> jobs_;
   std::unique_ptr<v1::Cluster::Stub> cluster_;
 };

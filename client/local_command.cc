@@ -22,6 +22,7 @@
 #include "common/member/host_info.h"
 #include "common/plan/nvme_bytes.h"
 #include "common/plan/offload.h"
+#include "common/security/options.h"
 #include "common/signals.h"
 #include "common/status_macros.h"
 
@@ -333,7 +334,12 @@ void AddLocalCommand(CLI::App* app, CommandContext* context) {
   CLI::App* local = AddCommand(
       app, context, "local",
       "Runs a job on a whole cluster of its own on this machine; exit code 0 only if it completed",
-      [context, options] { return LocalRun(*context, *options).Run(); },
+      [context, options] {
+        // All of it is on loopback; the certificates of another cluster's client are not for these
+        // daemons, which would find them in their environment.
+        for (const char* variable : security::kVariables) unsetenv(variable);
+        return LocalRun(*context, *options).Run();
+      },
       /*remote=*/false);
   local->add_option("job", options->file, "The specification, YAML or JSON; - reads standard input")
       ->type_name("JOB.yaml")

@@ -41,9 +41,7 @@ absl::StatusOr<int> Nodes(const CommandContext& context) {
 // A coordinator that is not there is no error here: the client's own version is the answer.
 absl::StatusOr<int> Version(const CommandContext& context) {
   constexpr absl::Duration kLongest = absl::Seconds(2);
-  ZS_ASSIGN_OR_RETURN(const auto client,
-                      JobsClient::Create(context.options.coordinator,
-                                         std::min(kLongest, context.options.timeout())));
+  ZS_ASSIGN_OR_RETURN(const auto client, Connect(context, kLongest));
   const absl::StatusOr<v1::VersionResponse> remote = client->Version();
   if (context.options.json()) {
     nlohmann::ordered_json json = {{"version", kVersion}, {"coordinator", nullptr}};

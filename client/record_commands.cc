@@ -1,11 +1,15 @@
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "client/command.h"
 #include "client/jobs_client.h"
 #include "client/render.h"
+#include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/spec/history_line.h"
 #include "common/status_macros.h"
@@ -65,19 +69,53 @@ class LogPrinter {
   std::map<uint32_t, std::string> rest_;
 };
 
+// Of one run, from the beginning, each byte once: a stream that was cut (the coordinator ends
+// connections that are old, and may be started again) is taken up where it was.
+absl::Status FollowLogs(JobsClient* client, const LogOptions& options,
+                        const std::function<void(const v1::LogChunk&)>& on_chunk) {
+  constexpr absl::Duration kPatience = absl::Seconds(30);
+  constexpr absl::Duration kPause = absl::Milliseconds(500);
+  ZS_ASSIGN_OR_RETURN(const v1::JobStatus job, client->Get(options.job));
+  std::map<uint32_t, size_t> told;
+  const Clock& clock = SystemClock::Get();
+  absl::Duration heard = clock.Now();
+  while (true) {
+    std::map<uint32_t, size_t> skip = told;
+    const absl::Status status =
+        client->Logs(job.run_id(), options.rank, /*follow=*/true, [&](const v1::LogChunk& chunk) {
+          heard = clock.Now();
+          size_t& left = skip[chunk.rank()];
+          const size_t known = std::min(left, chunk.text().size());
+          left -= known;
+          if (known == chunk.text().size()) return;
+          v1::LogChunk fresh = chunk;
+          fresh.set_text(chunk.text().substr(known));
+          told[chunk.rank()] += fresh.text().size();
+          on_chunk(fresh);
+        });
+    if (!absl::IsUnavailable(status)) return status;
+    // A long silence before the cut is no reason to give up: only what comes after it counts.
+    if (absl::Status there = client->Version().status(); there.ok()) heard = clock.Now();
+    if (clock.Now() - heard > kPatience) return status;
+    absl::SleepFor(kPause);
+  }
+}
+
 absl::StatusOr<int> Logs(const CommandContext& context, const LogOptions& options) {
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
   LogPrinter printer(context.env->out, !options.rank);
-  ZS_RETURN_IF_ERROR(
-      client->Logs(options.job, options.rank, options.follow, [&](const v1::LogChunk& chunk) {
-        if (context.options.json()) {
-          *context.env->out << ToJson(chunk).dump(-1, ' ', false,
-                                                  nlohmann::json::error_handler_t::replace)
-                            << std::endl;
-        } else {
-          printer.Add(chunk);
-        }
-      }));
+  const auto print = [&](const v1::LogChunk& chunk) {
+    if (context.options.json()) {
+      *context.env->out << ToJson(chunk).dump(-1, ' ', false,
+                                              nlohmann::json::error_handler_t::replace)
+                        << std::endl;
+    } else {
+      printer.Add(chunk);
+    }
+  };
+  ZS_RETURN_IF_ERROR(options.follow
+                         ? FollowLogs(client.get(), options, print)
+                         : client->Logs(options.job, options.rank, /*follow=*/false, print));
   return kExitOk;
 }
 

@@ -1,5 +1,6 @@
 #include "common/grpc_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 
@@ -12,13 +13,41 @@
 #include "grpcpp/server_builder.h"
 
 namespace zeroshard {
+namespace {
+
+// What one connection may ask for at once.
+constexpr int kMostStreams = 256;
+// Of all headers of a call, compressed or not.
+constexpr int kMostMetadataBytes = 8 << 10;
+// A peer that connects and says nothing, or not enough.
+constexpr int kHandshakeMs = 10'000;
+
+void SetDuration(grpc::ServerBuilder* builder, const char* argument, absl::Duration duration) {
+  if (duration == absl::InfiniteDuration()) return;
+  const int64_t ms = absl::ToInt64Milliseconds(duration);
+  builder->AddChannelArgument(argument, static_cast<int>(std::clamp<int64_t>(ms, 1, INT32_MAX)));
+}
+
+void SetLimits(grpc::ServerBuilder* builder, const GrpcServer::Options& options) {
+  builder->SetMaxReceiveMessageSize(options.max_message_bytes);
+  builder->SetMaxSendMessageSize(options.max_message_bytes);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostMetadataBytes);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  SetDuration(builder, GRPC_ARG_MAX_CONNECTION_AGE_MS, options.connection_age);
+  SetDuration(builder, GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, options.connection_grace);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
   absl::StatusOr<HostPort> address = ParseHostPort(options.listen);
   if (!address.ok()) return address.status();
-  // gRPC says only "no address added"; the probe says why, and sees a host of which one address is
-  // taken and another free, which gRPC would serve half of.
-  if (absl::Status probed = ProbeListen(*address, "gRPC"); !probed.ok()) return probed;
+  const auto security =
+      options.security != nullptr ? options.security : security::ProcessSecurity();
+  if (absl::Status open = security->CheckListen(*address, "--listen"); !open.ok()) return open;
+  auto listener = security::Listener::Bind(*address, options.connections);
+  if (!listener.ok()) return listener.status();
 
   static std::once_flag plugins;
   std::call_once(plugins, [] {
@@ -28,10 +57,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
 
   grpc::ServerBuilder builder;
   std::unique_ptr<GrpcServer> result(new GrpcServer);
-  builder.AddListeningPort(address->ToString(), grpc::InsecureServerCredentials(), &result->port_);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
-  builder.SetMaxSendMessageSize(options.max_message_bytes);
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
+      builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          security->ServerCredentials());
+  SetLimits(&builder, options);
   // Clients ping on idle connections to notice a cut link; the default answers the third ping
   // within five minutes with GOAWAY too_many_pings.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -46,13 +76,19 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   if (options.registry != nullptr) interceptors.push_back(CountCalls(&builder, options.registry));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   result->server_ = builder.BuildAndStart();
-  if (result->server_ == nullptr || result->port_ == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", address->ToString(),
-        " for gRPC: the address was taken a moment ago, or listening was refused by the system; "
-        "choose another port (port 0 takes a free one)"));
+  if (result->server_ == nullptr) {
+    return absl::InternalError(absl::StrCat("gRPC could not start a server for ",
+                                            address->ToString(),
+                                            "; what it logged just before says why"));
   }
-  address->port = result->port_;
+  result->listener_ = *std::move(listener);
+  address->port = result->port_ = result->listener_->port();
+  result->listener_->Serve([acceptor](int listening, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listening;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  });
   result->address_ = address->ToString();
   result->SetServing(true);
   return result;
@@ -68,6 +104,7 @@ void GrpcServer::SetServing(bool serving) {
 
 void GrpcServer::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
+  if (listener_ != nullptr) listener_->Stop();
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();
 }

@@ -1,5 +1,5 @@
-// A gRPC server as every daemon runs it: health checking, reflection, limits and keepalive set
-// once.
+// A gRPC server as every daemon runs it: TLS and who may call what, health checking, reflection,
+// limits and keepalive set once.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/security/listener.h"
+#include "common/security/security.h"
 #include "grpcpp/server.h"
 #include "grpcpp/support/config.h"
 
@@ -22,18 +24,26 @@ namespace zeroshard {
 class GrpcServer {
  public:
   struct Options {
-    std::string listen;                    // host:port, port 0 takes a free one
-    std::vector<grpc::Service*> services;  // not owned; outlive the server
+    std::string listen = {};                    // host:port, port 0 takes a free one
+    std::vector<grpc::Service*> services = {};  // not owned; outlive the server
     // What a peer may send in one message. Larger ones are refused with RESOURCE_EXHAUSTED.
     int max_message_bytes = 16 << 20;
     // Channel arguments over and above those that every server has.
     std::vector<std::pair<std::string, int>> arguments = {};
     // Where calls are counted (grpc_metrics.h); null: they are not.
     std::shared_ptr<prometheus::Registry> registry = nullptr;
+    // Null: the process's.
+    std::shared_ptr<const security::Security> security = nullptr;
+    // A connection older than this takes no new calls (its peer makes another, with the
+    // certificates of then); calls under way have `connection_grace` to end. Infinite: for ever.
+    absl::Duration connection_age = absl::InfiniteDuration();
+    absl::Duration connection_grace = absl::InfiniteDuration();
+    security::ConnectionGate::Most connections = {};
   };
 
   // UNAVAILABLE: the address is taken (SO_REUSEPORT is off, so it is never shared in silence).
-  // INVALID_ARGUMENT: no address that this host can listen on.
+  // INVALID_ARGUMENT: no address that this host can listen on, or one that other hosts reach and
+  // nothing protects.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options);
 
   ~GrpcServer();
@@ -53,6 +63,7 @@ class GrpcServer {
  private:
   GrpcServer() = default;
 
+  std::unique_ptr<security::Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   std::string address_;

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/http_server.h"
 #include "prometheus/registry.h"
 
 namespace prometheus {
 class Collectable;
-class Exposer;
 }  // namespace prometheus
 
 namespace zeroshard {
@@ -31,17 +33,20 @@ class MetricsServer {
   // For values that are read when they are asked for. Not kept alive: when it is gone, so are its
   // series.
   void AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable);
-  int port() const { return port_; }
-  const std::string& address() const { return address_; }
+  int port() const { return http_->port(); }
+  const std::string& address() const { return http_->address(); }
+  // For what else is shown on this port. Lives as long as this.
+  HttpServer* http() const { return http_.get(); }
 
  private:
   MetricsServer();
+  std::string Collect();
 
   std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<ProcessMetrics> process_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  int port_ = 0;
-  std::string address_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<prometheus::Collectable>> collectables_;
+  std::unique_ptr<HttpServer> http_;  // last: its handler uses the rest
 };
 
 // A registry with zeroshard_build_info{component, version} in it.

@@ -1,7 +1,7 @@
 #include "common/member/channel.h"
 
+#include "common/security/security.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace zeroshard {
 
@@ -16,7 +16,8 @@ std::shared_ptr<grpc::Channel> MakeMemberChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetMaxReceiveMessageSize(16 << 20);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(
+      address, security::ProcessSecurity()->ChannelCredentials(security::Role::kCoordinator), args);
 }
 
 }  // namespace zeroshard

@@ -16,12 +16,17 @@
 #include "common/member/host_info.h"
 #include "common/net_address.h"
 #include "common/option_checks.h"
+#include "common/security/options.h"
+#include "common/security/security_metrics.h"
+#include "common/status_macros.h"
 #include "common/version.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kGoodbye = absl::Seconds(2);
+// How late a health check may be about the connection to the coordinator.
+constexpr absl::Duration kReadyEvery = absl::Milliseconds(200);
 
 // A coordinator that refuses says itself what to do.
 absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
@@ -33,6 +38,14 @@ absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
                                              ". Start one there (zeroshard-coordinator --listen ",
                                              coordinator, ") or correct --coordinator"));
 }
+
+security::Role RoleOf(v1::MemberKind kind) {
+  return kind == v1::MEMBER_KIND_WORKER ? security::Role::kWorker : security::Role::kStore;
+}
+
+// A member's streams last as long as its job's generation and are not to be cut; each has a
+// connection of its own, made with the certificates of its time.
+constexpr absl::Duration kConnectionAge = absl::Hours(1);
 
 }  // namespace
 
@@ -49,11 +62,13 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
       ->check([](const std::string& text) { return EmptyProblem(text, "a name"); })
       ->envname("ZEROSHARD_NAME");
   app->add_option("--listen", options->listen,
-                  "Where to serve gRPC, host:port. Port 0 takes a free one.")
-      ->capture_default_str();
+                  "Where to serve gRPC, host:port. Port 0 takes a free one. Default: 0.0.0.0:0 "
+                  "with TLS or --insecure, else 127.0.0.1:0.");
   app->add_option("--metrics-listen", options->metrics_listen,
-                  "Where to serve Prometheus metrics (path /metrics), host:port.")
-      ->capture_default_str();
+                  "Where to serve Prometheus metrics (path /metrics), host:port. Default: as "
+                  "--listen.");
+  app->add_option("--health-listen", options->health_listen, HealthServer::kOptionHelp)
+      ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });
   app->add_option("--advertise-host", options->advertise_host,
                   "Name or address under which other hosts reach this one. Default: the host of "
                   "--listen, or this host's name where that is every address.")
@@ -68,6 +83,7 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
          "is taken). 0: keep trying for ever.")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  security::AddSecurityOptions(app, &options->security, RoleOf(options->kind));
 }
 
 int ParseOrExitCode(CLI::App* app, int argc, char** argv, bool* go_on) {
@@ -100,29 +116,44 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
         absl::StrCat("--coordinator: ", parsed.ok() ? "port 0 cannot be connected to"
                                                     : std::string(parsed.status().message())));
   }
-  absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
+  ZS_ASSIGN_OR_RETURN(const auto security,
+                      security::Security::Load(options.security, RoleOf(options.kind)));
+  ZS_RETURN_IF_ERROR(security->CheckTarget(options.coordinator, "--coordinator"));
+  std::unique_ptr<MemberDaemon> daemon(new MemberDaemon(options));
+  for (std::string* address : {&daemon->options_.listen, &daemon->options_.metrics_listen}) {
+    if (address->empty()) *address = security->open() ? "0.0.0.0:0" : "127.0.0.1:0";
+  }
+  absl::StatusOr<HostPort> listen = ParseHostPort(daemon->options_.listen);
   if (!listen.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--listen: ", listen.status().message()));
   }
-  absl::StatusOr<HostPort> metrics_listen = ParseHostPort(options.metrics_listen);
+  absl::StatusOr<HostPort> metrics_listen = ParseHostPort(daemon->options_.metrics_listen);
   if (!metrics_listen.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-listen: ", metrics_listen.status().message()));
   }
-  std::unique_ptr<MemberDaemon> daemon(new MemberDaemon(options));
+  SetProcessSecurity(security);
   const bool worker = options.kind == v1::MEMBER_KIND_WORKER;
   std::string& name = daemon->options_.name;
   if (name.empty()) name = absl::StrCat(worker ? "worker-" : "store-", HostName());
   daemon->host_ = AdvertisedHost(options.advertise_host, listen->host);
   SetLogComponent(name);
 
-  auto metrics = MetricsServer::Start(options.metrics_listen, worker ? "worker" : "store");
+  if (!options.health_listen.empty()) {
+    auto health = HealthServer::Start(options.health_listen);
+    if (!health.ok()) return health.status();
+    daemon->health_ = *std::move(health);
+  }
+  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
   if (!metrics.ok()) return metrics.status();
   daemon->metrics_ = *std::move(metrics);
+  daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);
+  daemon->metrics_->AddCollectable(daemon->security_metrics_);
   GrpcServer::Options server;
   server.registry = daemon->metrics_->registry();
-  server.listen = options.listen;
+  server.listen = daemon->options_.listen;
   server.services = options.services;
+  server.connection_age = kConnectionAge;
   server.max_message_bytes = options.max_message_bytes;
   server.arguments = options.arguments;
   auto started = GrpcServer::Start(server);
@@ -135,8 +166,9 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
     if (!written.ok()) return written;
   }
   LogInfo(options.program, " ", kVersion, " listens on ", daemon->server_->address(),
-          ", metrics at http://", daemon->metrics_->address(), "/metrics, coordinator ",
-          options.coordinator);
+          ", metrics at http://", daemon->metrics_->address(), "/metrics",
+          daemon->health_ == nullptr ? "" : ", health checks at " + daemon->health_->address(),
+          ", coordinator ", options.coordinator);
   return daemon;
 }
 
@@ -151,6 +183,16 @@ v1::Hello MemberDaemon::MakeHello() const {
   hello.set_version(kVersion);
   hello.set_memory_bytes(MemoryLimitBytes());
   return hello;
+}
+
+int MemberDaemon::AwaitSignal(ShutdownSignal* signal, const MemberSession& session) {
+  if (health_ == nullptr) return signal->Wait();
+  int got = 0;
+  while (got == 0) {
+    health_->SetReady(session.connected());
+    got = signal->Wait(kReadyEvery);
+  }
+  return got;
 }
 
 int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* session,
@@ -171,12 +213,13 @@ int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* sessio
     got = signal->Wait(absl::Milliseconds(100));
   }
   if (code != kExitOk) return code;
-  if (got == 0) got = signal->Wait();
+  if (got == 0) got = AwaitSignal(signal, *session);
   const std::string reason = got == SIGINT    ? "interrupted (SIGINT)"
                              : got == SIGTERM ? "told to leave (SIGTERM)"
                                               : "shut down";
   LogInfo("leaving: ", reason);
   server_->SetServing(false);
+  if (health_ != nullptr) health_->SetReady(false);
   before_leaving(reason);
   session->Leave(reason, kGoodbye);
   return code;

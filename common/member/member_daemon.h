@@ -10,8 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/grpc_server.h"
+#include "common/health_server.h"
 #include "common/member/member_session.h"
 #include "common/metrics_server.h"
+#include "common/security/security.h"
 #include "common/signals.h"
 
 namespace zeroshard {
@@ -20,12 +22,14 @@ struct MemberDaemonOptions {
   v1::MemberKind kind = v1::MEMBER_KIND_UNSPECIFIED;
   std::string program;  // "zeroshard-worker"
   std::string coordinator = "127.0.0.1:7070";
-  std::string name;  // empty: worker-<host name> or store-<host name>
-  std::string listen = "0.0.0.0:0";
-  std::string metrics_listen = "0.0.0.0:0";
+  std::string name;            // empty: worker-<host name> or store-<host name>
+  std::string listen;          // empty: a free port of every address, or of 127.0.0.1 where
+  std::string metrics_listen;  // other hosts are not spoken to
   std::string advertise_host;
   std::string port_file;
+  std::string health_listen;           // empty: no port for health checks alone
   double connect_timeout_seconds = 0;  // 0: for ever
+  security::SecurityOptions security;
   // Served beside health checks and reflection, with these limits and channel arguments. Not owned;
   // they outlive the daemon.
   std::vector<grpc::Service*> services;
@@ -33,8 +37,9 @@ struct MemberDaemonOptions {
   std::vector<std::pair<std::string, int>> arguments;
 };
 
-// --coordinator, --name, --listen, --metrics-listen, --advertise-host, --port-file and
-// --connect-timeout, into `options`, which outlives `app`.
+// --coordinator, --name, --listen, --metrics-listen, --health-listen, --advertise-host,
+// --port-file, --connect-timeout and those of TLS, into `options`, which outlives `app`. Its `kind`
+// is set.
 void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options);
 
 // Parses, and where the program should end here (--help, a wrong option) returns its exit code.
@@ -46,13 +51,16 @@ int ReportFailure(const std::string& program, const absl::Status& status);
 // The servers of a member, from their start to their end.
 class MemberDaemon {
  public:
-  // Listens for gRPC (health, reflection) and metrics, writes the port file and a log line.
+  // Loads the process's security, listens for gRPC (health, reflection) and metrics, writes the
+  // port file and a log line.
   static absl::StatusOr<std::unique_ptr<MemberDaemon>> Start(const MemberDaemonOptions& options);
 
   // Kind, name, host, addresses, process id, version, memory of the host; the caller adds what it
   // knows.
   v1::Hello MakeHello() const;
   MetricsServer& metrics() { return *metrics_; }
+  // Where health checks alone are answered; empty: nowhere.
+  std::string health_address() const { return health_ == nullptr ? "" : health_->address(); }
   // The host under which others reach this member.
   const std::string& host() const { return host_; }
 
@@ -64,10 +72,15 @@ class MemberDaemon {
  private:
   explicit MemberDaemon(const MemberDaemonOptions& options) : options_(options) {}
 
+  // As ShutdownSignal::Wait; health checks follow the session meanwhile.
+  int AwaitSignal(ShutdownSignal* signal, const MemberSession& session);
+
   MemberDaemonOptions options_;
   std::string host_;
+  std::unique_ptr<HealthServer> health_;  // null: no port for it
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<MetricsServer> metrics_;
+  std::shared_ptr<prometheus::Collectable> security_metrics_;
 };
 
 }  // namespace zeroshard

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "common/spec/nearest_key.h"
@@ -20,6 +21,16 @@ absl::Status CheckChoice(absl::string_view path, const std::string& seen,
   const std::string nearest = seen.empty() ? "" : NearestKey(seen, wanted);
   return Bad(path, ": seen ", Shown(seen), ", wanted ", absl::StrJoin(wanted, ", "),
              nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
+}
+
+absl::Status CheckPath(absl::string_view path, const std::string& seen) {
+  constexpr size_t kLongest = 4095;
+  const bool good = !seen.empty() && seen.size() <= kLongest &&
+                    std::none_of(seen.begin(), seen.end(),
+                                 [](unsigned char c) { return absl::ascii_iscntrl(c); });
+  if (good) return absl::OkStatus();
+  return Bad(path, ": seen ", Shown(seen), " (", seen.size(), " bytes), wanted a path of 1 to ",
+             kLongest, " bytes without control characters");
 }
 
 absl::Status CheckCount(absl::string_view path, uint64_t seen, uint64_t low, uint64_t high) {

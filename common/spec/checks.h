@@ -25,6 +25,9 @@ std::string Shown(const std::string& text);
 
 absl::Status CheckChoice(absl::string_view path, const std::string& seen,
                          const std::vector<std::string>& wanted);
+// What a file system takes: 1 to 4095 bytes, no control characters (a NUL would end the path for
+// the system and not for us).
+absl::Status CheckPath(absl::string_view path, const std::string& seen);
 // In [low, high].
 absl::Status CheckCount(absl::string_view path, uint64_t seen, uint64_t low, uint64_t high);
 absl::Status CheckReal(absl::string_view path, double seen, bool good, absl::string_view wanted);

@@ -14,11 +14,13 @@ namespace {
 constexpr uint32_t kByteVocabulary = 256;
 constexpr uint32_t kDefaultSampleTokens = 32;
 constexpr int kMostPrompts = 64;
+constexpr size_t kMostPromptBytes = 64 << 10;
 
 template <typename Paths>
 absl::Status CheckPaths(const char* key, const Paths& paths) {
   for (int i = 0; i < paths.size(); ++i) {
     if (paths.Get(i).empty()) return Bad(key, ".", i, ": empty, wanted a file or a folder");
+    ZS_RETURN_IF_ERROR(CheckPath(absl::StrCat(key, ".", i), paths.Get(i)));
   }
   return absl::OkStatus();
 }
@@ -46,6 +48,7 @@ absl::Status NormaliseTraining(v1::JobSpec* spec) {
         "data.tokenizer: missing; write bytes for text as it is, the path of a tokenizer.json, or "
         "tokens for files of token ids");
   }
+  ZS_RETURN_IF_ERROR(CheckPath("data.tokenizer", tokenizer));
   if (!IsTokenizerPath(tokenizer) && tokenizer != "bytes" && tokenizer != "tokens") {
     return Bad(
         "data.tokenizer: seen ", Shown(tokenizer),
@@ -94,6 +97,10 @@ absl::Status NormaliseSample(v1::JobSpec* spec) {
   std::map<std::string, int> seen;
   for (int i = 0; i < sample->prompts_size(); ++i) {
     if (sample->prompts(i).empty()) return Bad("sample.prompts.", i, ": empty, wanted a text");
+    if (const size_t bytes = sample->prompts(i).size(); bytes > kMostPromptBytes) {
+      return Bad("sample.prompts.", i, ": seen ", bytes, " bytes, wanted at most ",
+                 kMostPromptBytes);
+    }
     const auto [first, is_new] = seen.emplace(sample->prompts(i), i);
     if (!is_new) {
       return Bad("sample.prompts.", i, ": the same as sample.prompts.", first->second,
@@ -131,6 +138,7 @@ absl::Status NormaliseCheckpoint(v1::JobSpec* spec) {
         "checkpoint.dir: missing; name a folder that every worker reaches, or remove the section "
         "to write no checkpoints");
   }
+  ZS_RETURN_IF_ERROR(CheckPath("checkpoint.dir", checkpoint.dir()));
   ZS_RETURN_IF_ERROR(
       CheckCount("checkpoint.interval_steps", checkpoint.interval_steps(), 0, kMaxCount));
   return CheckCount("checkpoint.keep_every", checkpoint.keep_every(), 0, kMaxCount);

@@ -43,6 +43,26 @@ absl::Status CheckName(const std::string& name) {
              "becomes a folder and a label");
 }
 
+bool IsGraph(unsigned char c) { return absl::ascii_isgraph(c); }
+
+// Before they are compared with every tensor's name.
+absl::Status CheckTrainable(const v1::ModelSpec& model) {
+  constexpr int kMost = 1000;
+  constexpr size_t kLongest = 256;
+  if (model.trainable_size() > kMost) {
+    return Bad("model.trainable: seen ", model.trainable_size(), " patterns, wanted at most ",
+               kMost);
+  }
+  for (int i = 0; i < model.trainable_size(); ++i) {
+    const std::string& pattern = model.trainable(i);
+    if (pattern.size() > kLongest || !std::all_of(pattern.begin(), pattern.end(), IsGraph)) {
+      return Bad("model.trainable.", i, ": seen ", Shown(pattern), " (", pattern.size(),
+                 " bytes), wanted a pattern of at most ", kLongest, " printable characters");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NormaliseResources(v1::JobSpec* spec) {
   v1::ResourceSpec* resources = spec->mutable_resources();
   if (resources->workers() == 0) {
@@ -280,6 +300,11 @@ absl::Status NormaliseScheduler(v1::JobSpec* spec) {
 }
 
 absl::Status NormalisePrecision(v1::JobSpec* spec) {
+  if (spec->bf16().stochastic_rounding() && !spec->bf16().enabled()) {
+    return Bad(
+        "bf16.stochastic_rounding: true in a job that does not train in bf16; set bf16.enabled, or "
+        "remove it");
+  }
   if (!spec->fp16().enabled()) return absl::OkStatus();
   if (spec->bf16().enabled()) {
     return Bad("bf16.enabled and fp16.enabled: both true; a job trains in one type: keep bf16");
@@ -378,6 +403,10 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
   if (model.architecture().empty()) {
     return Bad("model.architecture: missing; write gpt2 or llama");
   }
+  if (!model.init_from().empty()) {
+    absl::Status status = CheckPath("model.init_from", model.init_from());
+    if (!status.ok()) return status;
+  }
   const absl::StatusOr<ModelTable> table = MakeModelTable(model);
   if (table.ok()) return absl::OkStatus();
   const absl::string_view message = table.status().message();
@@ -389,6 +418,7 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 
 absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
   if (absl::Status status = CheckName(spec->name()); !status.ok()) return status;
+  if (absl::Status status = CheckTrainable(spec->model()); !status.ok()) return status;
   if (absl::Status status = CheckModel(spec->model()); !status.ok()) return status;
   if (spec->steps() == 0) {
     return Bad(

@@ -77,6 +77,7 @@ struct Submit {
   v1::JobSpec spec;  // normalised and valid
   std::vector<v1::ShardPlan> plan;
   std::optional<Checkpoint> from = std::nullopt;  // none: a fresh start
+  bool force = false;  // queued although nobody who is here could hold it
 };
 struct Cancel {
   RequestId request = 0;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "common/security/authoriser.h"
 #include "coordinator/service/unary_call.h"
 
 namespace zeroshard::coordinator {
@@ -21,8 +22,8 @@ constexpr size_t kMaxUnsentBytes = 256 << 20;
 class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>,
                       public SessionSink {
  public:
-  static SessionStream* Open(Engine* engine) {
-    auto stream = std::shared_ptr<SessionStream>(new SessionStream(engine));
+  static SessionStream* Open(Engine* engine, grpc::CallbackServerContext* context) {
+    auto stream = std::shared_ptr<SessionStream>(new SessionStream(engine, context));
     stream->self_ = stream;
     stream->id_ = engine->OpenSession(stream);
     stream->StartRead(&stream->incoming_);
@@ -53,6 +54,13 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
 
   void OnReadDone(bool ok) override {
     if (!ok) {
+      Close();
+      return;
+    }
+    if (const absl::Status known = Known(); !known.ok()) {
+      v1::CoordinatorMessage answer;
+      answer.mutable_refused()->set_reason(std::string(known.message()));
+      Send(std::move(answer));
       Close();
       return;
     }
@@ -89,7 +97,18 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
   }
 
  private:
-  explicit SessionStream(Engine* engine) : engine_(engine) {}
+  SessionStream(Engine* engine, grpc::CallbackServerContext* context)
+      : engine_(engine), context_(context) {}
+
+  // A member is what its certificate says.
+  absl::Status Known() const {
+    if (!incoming_.has_hello()) return absl::OkStatus();
+    const v1::Hello& hello = incoming_.hello();
+    const bool worker = hello.kind() == v1::MEMBER_KIND_WORKER;
+    return security::CheckMember(*context_->auth_context(),
+                                 worker ? security::Role::kWorker : security::Role::kStore,
+                                 hello.name());
+  }
 
   void FinishIfIdle() {
     if (!unsent_.empty() || finished_) return;
@@ -98,6 +117,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
   }
 
   Engine* const engine_;
+  grpc::CallbackServerContext* const context_;  // gRPC's, until OnDone
   SessionId id_ = 0;
   std::shared_ptr<SessionStream> self_;
   v1::MemberMessage incoming_;
@@ -112,7 +132,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::MemberMessage, v1::Coor
 
 grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* ClusterService::Session(
     grpc::CallbackServerContext* context) {
-  return SessionStream::Open(engine_);
+  return SessionStream::Open(engine_, context);
 }
 
 grpc::ServerUnaryReactor* ClusterService::PutKey(grpc::CallbackServerContext* context,

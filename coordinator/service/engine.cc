@@ -391,6 +391,26 @@ v1::NodesResponse Engine::Nodes() const {
   return response;
 }
 
+absl::StatusOr<Engine::ShardMap> Engine::Shards(const std::string& run_id,
+                                                uint64_t known) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = core_->runs().find(run_id);
+  if (found == core_->runs().end()) {
+    return absl::NotFoundError(absl::StrCat("there is no run ", run_id));
+  }
+  if (found->second.offload == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run ", run_id, " has no state in the shard stores"));
+  }
+  const StoreMapRecord& record = found->second.offload->map;
+  ShardMap shards;
+  shards.version = record.map_version;
+  if (shards.version == known) return shards;
+  shards.map = record.job.map();
+  shards.spec = found->second.job.spec;
+  return shards;
+}
+
 uint64_t Engine::term() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return core_->term();

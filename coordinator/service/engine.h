@@ -96,6 +96,15 @@ class Engine {
   absl::StatusOr<View> Look(const std::string& job) const;
   std::vector<v1::JobStatus> List() const;
   v1::NodesResponse Nodes() const;
+  // Which store of an offloaded job holds which chunks.
+  struct ShardMap {
+    uint64_t version = 0;  // grows with every change; 0: not placed yet
+    // Absent where the caller knows this version.
+    v1::StoreMap map;
+    v1::JobSpec spec;
+  };
+  // NOT_FOUND: the run. FAILED_PRECONDITION: its state is in no store.
+  absl::StatusOr<ShardMap> Shards(const std::string& run_id, uint64_t known) const;
   uint64_t term() const;
 
   // `watcher` is notified once soon, after everything decided so far was carried out, and then at

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/plan/planner.h"
+#include "common/spec/checks.h"
 #include "common/spec/job_spec.h"
 #include "common/version.h"
 #include "coordinator/core/text.h"
@@ -199,6 +200,10 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   if (absl::Status valid = NormaliseJobSpec(&event.spec); !valid.ok()) {
     return FinishNow(context, valid);
   }
+  if (!request->resume_from().empty()) {
+    absl::Status valid = CheckPath("resume_from", request->resume_from());
+    if (!valid.ok()) return FinishNow(context, valid);
+  }
   // Before its own checkpoints are taken for another's.
   const absl::StatusOr<Engine::View> other = engine_->Look(event.spec.name());
   if (other.ok() && other->status.name() == event.spec.name() && !IsEnded(other->status.state())) {
@@ -208,6 +213,7 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   absl::StatusOr<std::vector<v1::ShardPlan>> plan = PlanShards(event.spec);
   if (!plan.ok()) return FinishNow(context, plan.status());
   event.plan = *std::move(plan);
+  event.force = request->force();
   const auto fill = [this, response](const Reply& reply) {
     response->set_run_id(reply.text);
     absl::StatusOr<Engine::View> view = engine_->Look(reply.text);

@@ -11,6 +11,7 @@
 #include "common/checksum.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
+#include "common/security/authoriser.h"
 #include "common/status_macros.h"
 #include "shard_store/service/said_once.h"
 #include "shard_store/state/too_early.h"
@@ -209,6 +210,9 @@ absl::Status BulkStream::SayHello(const bulk::ReceivedFrame& frame) {
   if (frame.header.type != FrameType::kHello || !hello.ParseFromString(frame.Text())) {
     return absl::InvalidArgumentError("a Bulk stream must begin with a hello");
   }
+  ZS_RETURN_IF_ERROR(security::CheckMember(
+      *context_->auth_context(), hello.store() ? security::Role::kStore : security::Role::kWorker,
+      hello.member()));
   hello_alarm_.Cancel();
   silent_ = nullptr;
   {

@@ -9,6 +9,7 @@
 #include "common/checksum.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
+#include "common/security/security.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
@@ -93,7 +94,8 @@ std::shared_ptr<grpc::Channel> MakeBulkChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   for (const auto& [key, value] : BulkArguments()) args.SetInt(key, value);
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(
+      address, security::ProcessSecurity()->ChannelCredentials(security::Role::kStore), args);
 }
 
 std::shared_ptr<ClientStream> ClientStream::Open(const std::string& address,

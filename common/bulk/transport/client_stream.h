@@ -16,7 +16,8 @@
 
 namespace zeroshard::bulk {
 
-// A channel with a connection of its own, set up for frames of 1 MiB.
+// A channel with a connection of its own, set up for frames of 1 MiB, protected as the process's
+// security says.
 std::shared_ptr<grpc::Channel> MakeBulkChannel(const std::string& address);
 
 // A frame on its way out. The checksum is computed when it is sent, once for all that send it.

@@ -147,6 +147,12 @@ class LinkedRuntime : public Runtime {
   }
   Error QueryEvent(EventHandle event) override { return Took(cudaEventQuery(event)); }
   Error SynchronizeEvent(EventHandle event) override { return Took(cudaEventSynchronize(event)); }
+  Error CreateTimedEvent(EventHandle* event) override {
+    return Took(cudaEventCreateWithFlags(event, cudaEventBlockingSync));
+  }
+  Error ElapsedTime(EventHandle from, EventHandle to, float* milliseconds) override {
+    return Took(cudaEventElapsedTime(milliseconds, from, to));
+  }
 };
 
 }  // namespace
