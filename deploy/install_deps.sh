@@ -24,7 +24,7 @@ readonly RUNTIME_PACKAGES=(
 )
 # What only the checks in tests/ and .ci/ call.
 readonly TEST_PACKAGES=(
-  chromium clang clang-format curl debootstrap libclang-rt-14-dev prometheus python3-venv shellcheck
+  chromium clang clang-format curl debootstrap jq libclang-rt-14-dev prometheus python3-venv shellcheck
 )
 
 usage() {
