@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/command.h"
+#include "client/health_command.h"
 #include "common/exit_codes.h"
 #include "common/security/options.h"
 #include "common/spec/nearest_key.h"
@@ -87,8 +88,10 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
   AddCheckpointsCommand(&app, &context);
   AddExportCommand(&app, &context);
   AddValidateCommand(&app, &context);
+  AddPlanCommand(&app, &context);
   AddGenerateCommand(&app, &context);
   AddTokenizeCommand(&app, &context);
+  AddHealthCommand(&app, &context);
   try {
     // CLI11 takes the arguments last one first.
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));

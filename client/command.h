@@ -48,6 +48,7 @@ void AddJobCommands(CLI::App* app, CommandContext* context);         // submit, 
 void AddQueryCommands(CLI::App* app, CommandContext* context);       // list, status, nodes, version
 void AddRecordCommands(CLI::App* app, CommandContext* context);      // history, logs
 void AddValidateCommand(CLI::App* app, CommandContext* context);     // validate
+void AddPlanCommand(CLI::App* app, CommandContext* context);         // plan
 void AddCheckpointsCommand(CLI::App* app, CommandContext* context);  // checkpoints
 void AddExportCommand(CLI::App* app, CommandContext* context);       // export
 void AddLocalCommand(CLI::App* app, CommandContext* context);        // local

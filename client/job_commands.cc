@@ -38,6 +38,7 @@ struct SubmitOptions {
   std::vector<std::string> overrides;
   ResumeOptions resume;
   bool wait = false;
+  bool force = false;
 };
 
 absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& options) {
@@ -48,7 +49,8 @@ absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& o
   for (const std::string& warning : job.warnings) {
     *context.env->err << "zeroshard: note, " << warning << std::endl;
   }
-  ZS_ASSIGN_OR_RETURN(const v1::SubmitRequest request, MakeRequest(job.spec, options.resume));
+  ZS_ASSIGN_OR_RETURN(v1::SubmitRequest request, MakeRequest(job.spec, options.resume));
+  request.set_force(options.force);
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
   ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse response, client->Submit(request));
   if (context.options.json()) {
@@ -102,6 +104,9 @@ void AddJobCommands(CLI::App* app, CommandContext* context) {
       ->type_name("KEY.PATH=VALUE")
       ->allow_extra_args(false);
   AddResumeOptions(submit, &submit_options->resume);
+  submit->add_flag("--force", submit_options->force,
+                   "Queues the job although no workers or stores that are there could hold it, "
+                   "because there will be others");
   submit->add_flag("--wait", submit_options->wait,
                    "Watches the job to its end; exit code 0 only if it completed");
 

@@ -58,24 +58,6 @@ Json ValueOf(const Message& message, const FieldDescriptor* field, int index) {
   return nullptr;
 }
 
-// Columns as wide as their widest cell, the last one ragged.
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppend(&text, row[i]);
-      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
-    }
-    text += '\n';
-  }
-  return text;
-}
-
 std::string StepOf(const v1::JobStatus& status) {
   return absl::StrCat(status.committed_step(), "/", status.steps());
 }
@@ -130,7 +112,71 @@ std::string AgeOf(int64_t ms) {
   return absl::StrFormat("%.1f s ago", static_cast<double>(ms) / 1e3);
 }
 
+// What was measured, and by how much that is not what was planned.
+std::string Compared(uint64_t measured, uint64_t planned) {
+  const std::string text = FormatBytes(measured);
+  if (measured == planned) return text;
+  if (planned == 0) return absl::StrCat(text, " (not 0)");
+  const double off = static_cast<double>(measured) / static_cast<double>(planned) - 1;
+  return absl::StrFormat("%s (%+.2g %%)", text, 100 * off);
+}
+
 }  // namespace
+
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppend(&text, row[i]);
+      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string FormatShardPlans(const std::vector<v1::ShardPlan>& plans,
+                             const std::map<uint32_t, v1::RankUsage>& measured) {
+  const bool stores = std::any_of(plans.begin(), plans.end(), [](const v1::ShardPlan& plan) {
+    return plan.push_bytes_per_step() + plan.pull_bytes_per_step() > 0;
+  });
+  std::vector<std::vector<std::string>> rows = {
+      {"RANK", "OWNS", "", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TRAFFIC/STEP"}};
+  if (stores) rows[0].insert(rows[0].end(), {"PUSH/STEP", "PULL/STEP"});
+  for (const v1::ShardPlan& plan : plans) {
+    rows.push_back({absl::StrCat(plan.rank()),
+                    FormatCount(static_cast<double>(plan.owned_parameters())), "planned",
+                    FormatBytes(plan.parameter_bytes()), FormatBytes(plan.gradient_bytes()),
+                    FormatBytes(plan.optimizer_bytes()), FormatBytes(plan.activation_bytes()),
+                    FormatBytes(plan.traffic_bytes_per_step())});
+    if (stores) {
+      rows.back().push_back(FormatBytes(plan.push_bytes_per_step()));
+      rows.back().push_back(FormatBytes(plan.pull_bytes_per_step()));
+    }
+    const auto found = measured.find(plan.rank());
+    if (found == measured.end()) continue;
+    const v1::RankUsage& usage = found->second;
+    const bool stepped = usage.step() != 0;
+    const auto moved = [stepped](uint64_t seen, uint64_t planned) {
+      return stepped ? Compared(seen, planned) : "-";
+    };
+    rows.push_back({"", "", "measured", Compared(usage.parameter_bytes(), plan.parameter_bytes()),
+                    Compared(usage.gradient_bytes(), plan.gradient_bytes()),
+                    Compared(usage.optimizer_bytes(), plan.optimizer_bytes()),
+                    Compared(usage.activation_bytes(), plan.activation_bytes()),
+                    moved(usage.traffic_bytes(), plan.traffic_bytes_per_step())});
+    if (stores) {
+      rows.back().push_back(moved(usage.push_bytes(), plan.push_bytes_per_step()));
+      rows.back().push_back(moved(usage.pull_bytes(), plan.pull_bytes_per_step()));
+    }
+  }
+  return FormatTable(rows);
+}
 
 std::string NameOf(v1::JobState state) {
   return std::string(absl::StripPrefix(v1::JobState_Name(state), "JOB_STATE_"));
@@ -222,21 +268,12 @@ std::string FormatStatus(const v1::JobStatus& status) {
   }
   if (!status.stores().empty()) absl::StrAppend(&text, "\n", FormatStores(status));
   if (!status.plan().empty()) {
-    const bool offloaded = status.has_store_plan();
-    rows = {
-        {"RANK", "OWNS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TRAFFIC/STEP"}};
-    if (offloaded) rows[0].insert(rows[0].end(), {"PUSH/STEP", "PULL/STEP"});
-    for (const v1::ShardPlan& plan : status.plan()) {
-      rows.push_back({absl::StrCat(plan.rank()),
-                      FormatCount(static_cast<double>(plan.owned_parameters())),
-                      FormatBytes(plan.parameter_bytes()), FormatBytes(plan.gradient_bytes()),
-                      FormatBytes(plan.optimizer_bytes()), FormatBytes(plan.activation_bytes()),
-                      FormatBytes(plan.traffic_bytes_per_step())});
-      if (!offloaded) continue;
-      rows.back().push_back(FormatBytes(plan.push_bytes_per_step()));
-      rows.back().push_back(FormatBytes(plan.pull_bytes_per_step()));
+    std::map<uint32_t, v1::RankUsage> measured;
+    for (const v1::RankStatus& rank : status.ranks()) {
+      if (rank.has_usage()) measured[rank.rank()] = rank.usage();
     }
-    absl::StrAppend(&text, "\n", FormatTable(rows));
+    absl::StrAppend(&text, "\n",
+                    FormatShardPlans({status.plan().begin(), status.plan().end()}, measured));
   }
   if (!status.events().empty()) {
     rows = {{"WHEN", "STATE", "REASON"}};

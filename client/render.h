@@ -1,7 +1,9 @@
 // Answers as text for people and as JSON for programs.
 #pragma once
 
+#include <map>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "google/protobuf/message.h"
@@ -20,6 +22,13 @@ nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
 
 std::string FormatJobs(const v1::ListResponse& jobs);
 std::string FormatStatus(const v1::JobStatus& status);
+// What ranks are planned to hold and to move in a step, a line a rank; where `measured` (by rank)
+// knows the rank, a line below with what it said of itself, and by how much it differs where it
+// does.
+std::string FormatShardPlans(const std::vector<v1::ShardPlan>& plans,
+                             const std::map<uint32_t, v1::RankUsage>& measured);
+// Columns as wide as their widest cell, the last one ragged.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 // "1.2 GB in 4 chunks, and 200 MB for gradients, 2 times".
 std::string FormatStorePlan(const v1::StorePlan& plan);
 std::string FormatNodes(const v1::NodesResponse& nodes);

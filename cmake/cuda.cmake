@@ -43,7 +43,9 @@ macro(zeroshard_find_cuda)
     if(_missing)
       list(JOIN _missing ", " _missing)
       if(ZEROSHARD_CUDA STREQUAL ON)
-        message(FATAL_ERROR "ZEROSHARD_CUDA=ON, but not found: ${_missing}")
+        message(FATAL_ERROR "ZEROSHARD_CUDA=ON, but not found: ${_missing}. Install it and put nvcc "
+          "into PATH (or name it in CUDACXX), or build workers for the CPU alone with "
+          "-DZEROSHARD_CUDA=OFF")
       endif()
       message(STATUS "Without the CUDA backend: not found: ${_missing}")
     else()

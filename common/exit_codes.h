@@ -12,6 +12,7 @@ enum ExitCode : int {
   kExitUnavailable = 3,  // nobody answers at an address, or an address is taken
   kExitConflict = 4,     // it exists already, or another process holds it (data folder, name)
   kExitNotFound = 5,     // no such job, file or folder
+  kExitDoesNotFit = 6,   // nothing that is there, or was named, has room for it
 };
 
 inline int ExitCodeFor(const absl::Status& status) {
@@ -29,6 +30,8 @@ inline int ExitCodeFor(const absl::Status& status) {
       return kExitConflict;
     case absl::StatusCode::kNotFound:
       return kExitNotFound;
+    case absl::StatusCode::kResourceExhausted:
+      return kExitDoesNotFit;
     default:
       return kExitFailed;
   }

@@ -1,17 +1,11 @@
 #include "common/metrics_server.h"
 
-#include <atomic>
-#include <chrono>
-#include <exception>
-#include <system_error>
-#include <thread>
-#include <vector>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "common/net_address.h"
+#include "common/process_metrics.h"
 #include "common/version.h"
-#include "prometheus/exposer.h"
 #include "prometheus/gauge.h"
+#include "prometheus/text_serializer.h"
 
 namespace zeroshard {
 
@@ -26,57 +20,57 @@ std::shared_ptr<prometheus::Registry> MakeRegistry(const std::string& component)
   return registry;
 }
 
+MetricsServer::MetricsServer() : process_(std::make_shared<ProcessMetrics>()) {}
+
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
                                                                     const std::string& component) {
-  absl::StatusOr<HostPort> address = ParseHostPort(listen);
-  if (!address.ok()) return address.status();
-  if (absl::Status probed = ProbeListen(*address, "metrics"); !probed.ok()) return probed;
   std::unique_ptr<MetricsServer> result(new MetricsServer);
   result->registry_ = MakeRegistry(component);
-  std::vector<int> ports;
-  try {
-    result->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", address->ToString(), "num_threads", "2", "request_timeout_ms", "10000"});
-    ports = result->exposer_->GetListeningPorts();
-    result->exposer_->RegisterCollectable(result->registry_);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", address->ToString(),
-                                               " for metrics: ", error.what(),
-                                               "; choose another port (port 0 takes a free one)"));
-  }
-  if (ports.empty()) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address->ToString(), " for metrics: no port was bound"));
-  }
-  result->port_ = ports.front();
-  address->port = result->port_;
-  result->address_ = address->ToString();
+  result->AddCollectable(result->registry_);
+  result->AddCollectable(result->process_);
+  HttpServer::Options options;
+  options.listen = listen;
+  options.what = "metrics";
+  auto http = HttpServer::Start(options);
+  if (!http.ok()) return http.status();
+  result->http_ = *std::move(http);
+  result->http_->Handle(
+      "/metrics", [server = result.get()](const HttpRequest& request, const HttpAnswer& answer) {
+        if (request.path != "/metrics" && request.path != "/metrics/") {
+          answer(HttpError(404, "there is nothing here; /metrics is"));
+          return;
+        }
+        HttpResponse response;
+        response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+        response.body = server->Collect();
+        answer(std::move(response));
+      });
   return result;
 }
 
-// The exposer's listening thread looks every two seconds whether it should end, or when somebody
-// connects.
-MetricsServer::~MetricsServer() {
-  std::atomic<bool> ended = false;
-  std::thread waker;
-  try {
-    waker = std::thread([&] {
-      const auto address = ParseHostPort(address_);
-      while (address.ok() && !ended) {
-        Knock(*address);
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-    });
-  } catch (const std::system_error&) {
-    // No thread: it takes the two seconds.
-  }
-  exposer_.reset();
-  ended = true;
-  if (waker.joinable()) waker.join();
-}
+MetricsServer::~MetricsServer() { http_.reset(); }
 
 void MetricsServer::AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable) {
-  exposer_->RegisterCollectable(collectable);
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(collectables_, [](const auto& weak) { return weak.expired(); });
+  collectables_.push_back(collectable);
+}
+
+std::string MetricsServer::Collect() {
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& weak : collectables_) {
+      if (auto source = weak.lock()) sources.push_back(std::move(source));
+    }
+  }
+  std::vector<prometheus::MetricFamily> families;
+  for (const auto& source : sources) {
+    for (prometheus::MetricFamily& family : source->Collect()) {
+      families.push_back(std::move(family));
+    }
+  }
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace zeroshard

@@ -43,20 +43,6 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
   return result;
 }
 
-void Knock(const HostPort& address) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found) != 0) {
-    return;
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return;
-  (void)connect(fd, found->ai_addr, found->ai_addrlen);
-  close(fd);
-}
-
 absl::Status ProbeListen(const HostPort& address, absl::string_view what) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;

@@ -25,8 +25,4 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
 // not allowed. Only a diagnosis: somebody may take the port right after.
 absl::Status ProbeListen(const HostPort& address, absl::string_view what);
 
-// Asks for a connection there and lets go of it: wakes whoever waits for one. Never waits; errors
-// are ignored.
-void Knock(const HostPort& address);
-
 }  // namespace zeroshard

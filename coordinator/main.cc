@@ -12,8 +12,10 @@
 #include "common/exit_codes.h"
 #include "common/files.h"
 #include "common/grpc_server.h"
+#include "common/health_server.h"
 #include "common/log.h"
 #include "common/metrics_server.h"
+#include "common/option_checks.h"
 #include "common/security/options.h"
 #include "common/security/security_metrics.h"
 #include "common/signals.h"
@@ -21,6 +23,7 @@
 #include "coordinator/core/sqlite_log.h"
 #include "coordinator/service/cluster_service.h"
 #include "coordinator/service/jobs_service.h"
+#include "coordinator/service/page/status_page.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -29,6 +32,7 @@ struct Flags {
   std::string listen = "127.0.0.1:7070";
   std::string metrics_listen = "127.0.0.1:7071";
   std::string data_dir = "zeroshard-data";
+  std::string health_listen;  // empty: none
   std::string port_file;
   double heartbeat_interval = 1.0;
   double member_timeout = 10.0;
@@ -46,6 +50,12 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   // Sessions and watches are cut then; they come back by themselves within a heartbeat.
   serving.connection_grace =
       std::clamp(serving.connection_age / 2, absl::Seconds(1), absl::Seconds(30));
+  std::unique_ptr<HealthServer> health;
+  if (!flags.health_listen.empty()) {
+    auto started = HealthServer::Start(flags.health_listen);
+    if (!started.ok()) return started.status();
+    health = *std::move(started);
+  }
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
   // Clients elsewhere are told where history and logs are.
   std::error_code error;
@@ -73,21 +83,28 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   };
   auto engine = Engine::Start(options, *std::move(log));
   if (!engine.ok()) return engine.status();
+  (*metrics)->AddCollectable((*engine)->plan_metrics());
   ClusterService cluster(engine->get());
   JobsService jobs(engine->get());
+  const StatusPage page(engine->get(), (*metrics)->http());
   serving.services = {&cluster, &jobs};
+  serving.registry = (*metrics)->registry();
   auto server = GrpcServer::Start(serving);
   if (!server.ok()) return server.status();
-  LogInfo("listening on ", (*server)->address(), ", metrics on http://", (*metrics)->address(),
-          "/metrics, data in ", flags.data_dir);
+  LogInfo("listening on ", (*server)->address(), ", status page on http://", (*metrics)->address(),
+          "/, metrics on http://", (*metrics)->address(), "/metrics",
+          health == nullptr ? "" : ", health checks at " + health->address(), ", data in ",
+          flags.data_dir);
   if (!flags.port_file.empty()) {
     absl::Status written =
         WritePortFile(flags.port_file, {(*server)->address(), (*metrics)->address(), getpid()});
     if (!written.ok()) return written;
   }
+  if (health != nullptr) health->SetReady(true);
   const int signal = shutdown.Wait();
   LogInfo("ending, ", signal > 0 ? "as a signal asked" : "after an error",
           "; jobs go on when a coordinator starts on the same data folder");
+  if (health != nullptr) health->SetReady(false);
   (*server)->SetServing(false);
   (*engine)->Stop();
   (*server)->Shutdown(absl::Seconds(2));
@@ -111,8 +128,11 @@ int main(int argc, char** argv) {
   app.add_option("--listen", flags.listen, "gRPC address; port 0 takes a free one")
       ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen,
-                 "address of http://.../metrics; port 0 takes a free one")
+                 "address of the status page http://.../ and of http://.../metrics; port 0 takes a "
+                 "free one")
       ->capture_default_str();
+  app.add_option("--health-listen", flags.health_listen, HealthServer::kOptionHelp)
+      ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });
   app.add_option("--data-dir", flags.data_dir,
                  "folder of the log (coordinator.db) and of jobs/<name>/{history.jsonl,logs}; one "
                  "coordinator at a time")

@@ -7,23 +7,35 @@ set -euo pipefail
 readonly BUILD_PACKAGES=(
   cmake ninja-build g++ ccache
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libssl-dev libabsl-dev
-  prometheus-cpp-dev libcurl4-openssl-dev
+  prometheus-cpp-dev libcurl4-openssl-dev libmicrohttpd-dev zlib1g-dev
   libgloo-dev libdnnl-dev ocl-icd-opencl-dev libhwy-dev
   libsqlite3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   pkg-config libisal-dev libpcre2-dev libutf8proc-dev liburing-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
+# The libraries that installed programs load. deploy/check_runtime.sh proves this list.
+readonly RUNTIME_PACKAGES=(
+  libstdc++6 libgomp1
+  libprotobuf32 libgrpc++1.51 libabsl20220623 libssl3
+  libprometheus-cpp-core1.0 libmicrohttpd12 zlib1g
+  libgloo0 libdnnl2 libhwy1
+  libsqlite3-0 libyaml-cpp0.7
+  libisal2 libpcre2-8-0 libutf8proc2 liburing2
+)
 # What only the checks in tests/ and .ci/ call.
-readonly TEST_PACKAGES=(clang clang-format libclang-rt-14-dev shellcheck curl prometheus debootstrap)
+readonly TEST_PACKAGES=(
+  chromium clang clang-format curl debootstrap jq libclang-rt-14-dev prometheus python3-venv shellcheck
+)
 
 usage() {
   cat <<USAGE
-Usage: deploy/install_deps.sh [--tests] [--list | --check]
+Usage: deploy/install_deps.sh [--tests | --runtime] [--list | --check]
 
-Installs the Debian 12 packages that ZeroShard is built from. Does nothing, and needs no root, when
-all of them are there already.
+Installs the Debian 12 packages that ZeroShard is built from, or runs on. Does nothing, and needs no
+root, when all of them are there already.
 
   --tests   also what only the tests and .ci/run call: ${TEST_PACKAGES[*]}
+  --runtime only the libraries that built programs (cmake --install) need to run
   --list    print the packages, one a line, and stop
   --check   print the packages that are missing and stop; exit code 1 if there are any
   --help    this text
@@ -49,11 +61,11 @@ apt() {
   DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"
 }
 
-packages=("${BUILD_PACKAGES[@]}")
-mode=install
+mode=install tests='' runtime=''
 while (($#)); do
   case "$1" in
-    --tests) packages+=("${TEST_PACKAGES[@]}") ;;
+    --tests) tests=1 ;;
+    --runtime) runtime=1 ;;
     --list) mode=list ;;
     --check) mode=check ;;
     -h | --help)
@@ -64,6 +76,11 @@ while (($#)); do
   esac
   shift
 done
+
+[[ -z $tests || -z $runtime ]] || fail "--tests and --runtime exclude each other: tests are built"
+packages=("${BUILD_PACKAGES[@]}")
+[[ -z $tests ]] || packages+=("${TEST_PACKAGES[@]}")
+[[ -z $runtime ]] || packages=("${RUNTIME_PACKAGES[@]}")
 
 if [[ $mode == list ]]; then
   printf '%s\n' "${packages[@]}"

@@ -17,39 +17,44 @@ HWY_BEFORE_NAMESPACE();
 namespace zeroshard::cpu::HWY_NAMESPACE {
 
 template <class G, class P>
-HWY_INLINE void UpdateTyped(const AdamWFactors& factors, int64_t size, const G* grad, float* master,
-                            float* exp_avg, float* exp_avg_sq, P* param) {
+HWY_INLINE void UpdateTyped(const AdamWFactors& factors, const Rounding& rounding, int64_t size,
+                            const G* grad, float* master, float* exp_avg, float* exp_avg_sq,
+                            P* param) {
   const V grad_scale = Set(factors.grad_scale), eps = Set(factors.eps);
   const V beta1 = Set(factors.beta1), rest1 = Set(factors.rest1);
   const V beta2 = Set(factors.beta2), rest2 = Set(factors.rest2);
   const V decay = Set(factors.decay), minus_step_size = Set(-factors.step_size);
   const V correction = Set(factors.correction);
-  ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
-    const V g = hn::Mul(LoadN(grad + i, n), grad_scale);
-    const V m = Fma(g, rest1, hn::Mul(LoadN(exp_avg + i, n), beta1));
-    const V v = Fma(hn::Mul(g, g), rest2, hn::Mul(LoadN(exp_avg_sq + i, n), beta2));
-    const V denom = Fma(hn::Sqrt(v), correction, eps);
-    const V p = Fma(minus_step_size, hn::Div(m, denom), hn::Mul(LoadN(master + i, n), decay));
-    StoreN(m, exp_avg + i, n);
-    StoreN(v, exp_avg_sq + i, n);
-    StoreN(p, master + i, n);
-    StoreN(p, param + i, n);
+  WithRounding<P>(rounding, [&](auto store) ZEROSHARD_KERNEL {
+    ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+      const V g = hn::Mul(LoadN(grad + i, n), grad_scale);
+      const V m = Fma(g, rest1, hn::Mul(LoadN(exp_avg + i, n), beta1));
+      const V v = Fma(hn::Mul(g, g), rest2, hn::Mul(LoadN(exp_avg_sq + i, n), beta2));
+      const V denom = Fma(hn::Sqrt(v), correction, eps);
+      const V p = Fma(minus_step_size, hn::Div(m, denom), hn::Mul(LoadN(master + i, n), decay));
+      StoreN(m, exp_avg + i, n);
+      StoreN(v, exp_avg_sq + i, n);
+      StoreN(p, master + i, n);
+      store(p, param, i, n);
+    });
   });
 }
 
 template <class G>
-HWY_INLINE void UpdateByParam(const AdamWFactors& factors, int64_t size, const G* grad,
-                              float* master, float* exp_avg, float* exp_avg_sq, void* param,
-                              DType param_type) {
+HWY_INLINE void UpdateByParam(const AdamWFactors& factors, const Rounding& rounding, int64_t size,
+                              const G* grad, float* master, float* exp_avg, float* exp_avg_sq,
+                              void* param, DType param_type) {
   WithFloat(param_type, [&]<class P>(P) ZEROSHARD_KERNEL {
-    UpdateTyped(factors, size, grad, master, exp_avg, exp_avg_sq, As<P>(param));
+    UpdateTyped(factors, rounding, size, grad, master, exp_avg, exp_avg_sq, As<P>(param));
   });
 }
 
-void UpdateRange(const AdamWFactors& factors, int64_t size, const void* grad, DType grad_type,
-                 float* master, float* exp_avg, float* exp_avg_sq, void* param, DType param_type) {
+void UpdateRange(const AdamWFactors& factors, const Rounding& rounding, int64_t size,
+                 const void* grad, DType grad_type, float* master, float* exp_avg,
+                 float* exp_avg_sq, void* param, DType param_type) {
   WithFloat(grad_type, [&]<class G>(G) ZEROSHARD_KERNEL {
-    UpdateByParam(factors, size, As<G>(grad), master, exp_avg, exp_avg_sq, param, param_type);
+    UpdateByParam(factors, rounding, size, As<G>(grad), master, exp_avg, exp_avg_sq, param,
+                  param_type);
   });
 }
 
@@ -95,8 +100,8 @@ void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, 
   const AdamWFactors factors = AdamWFactorsOf(args);
   ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(UpdateRange)
-    (factors, end - begin, At(grad, begin, grad_type), grad_type, master + begin, exp_avg + begin,
-     exp_avg_sq + begin, At(param, begin, param_type), param_type);
+    (factors, args.rounding.From(begin), end - begin, At(grad, begin, grad_type), grad_type,
+     master + begin, exp_avg + begin, exp_avg_sq + begin, At(param, begin, param_type), param_type);
   });
 }
 

@@ -17,13 +17,14 @@
 //   v     = fma(g * g, rest2, v * beta2)        (g * g and v * beta2 rounded first)
 //   denom = fma(sqrt(v), correction, eps)       (sqrt rounded first)
 //   p     = fma(-step_size, m / denom, p * decay)   (m / denom and p * decay rounded first)
-//   param = p rounded to nearest even in param_type
+//   param = p rounded to param_type, as common/rounding.h says
 // Only correctly rounded operations are used: the bits depend neither on the instruction set, nor
 // on the alignment, the length, the range's position or the number of threads.
 #pragma once
 
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/types.h"
 
 namespace zeroshard {
@@ -34,6 +35,7 @@ struct AdamWArgs {
   float weight_decay = 0;  // decoupled; 0 for norms and biases
   float grad_scale = 1;    // multiplier on every gradient: clip factor / tokens
   int64_t t = 1;           // Adam's step count, from 1
+  Rounding rounding = {};  // of the parameters
 };
 
 // The numbers of a call, as above; the same on every device.

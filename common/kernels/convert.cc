@@ -29,6 +29,13 @@ void ConvertRange(const void* in, DType in_type, int64_t size, void* out, DType 
   });
 }
 
+void RoundRange(const float* in, int64_t size, const Rounding& rounding, uint16_t* out) {
+  WithRounding<Bf16>(rounding, [&](auto store) ZEROSHARD_KERNEL {
+    ForEach(size,
+            [=](int64_t i, int64_t n) ZEROSHARD_KERNEL { store(LoadN(in + i, n), out, i, n); });
+  });
+}
+
 }  // namespace zeroshard::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -36,6 +43,7 @@ HWY_AFTER_NAMESPACE();
 namespace zeroshard::cpu {
 
 HWY_EXPORT(ConvertRange);
+HWY_EXPORT(RoundRange);
 
 void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads) {
   AssertFloat(in_type);
@@ -48,6 +56,16 @@ void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type
     } else {
       HWY_DYNAMIC_DISPATCH(ConvertRange)(from, in_type, end - begin, to, out_type);
     }
+  });
+}
+
+void RoundParameters(const float* in, int64_t n, const Rounding& rounding, void* out,
+                     DType out_type, int threads) {
+  if (!rounding.stochastic || out_type != DType::kBF16)
+    return Convert(in, DType::kF32, n, out, out_type, threads);
+  ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(RoundRange)
+    (in + begin, end - begin, rounding.From(begin), static_cast<uint16_t*>(out) + begin);
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/types.h"
 
 namespace zeroshard::cpu {
@@ -12,5 +13,10 @@ namespace zeroshard::cpu {
 // are equal, and overlap in no other way. The same bits for any thread count, alignment, length and
 // instruction set. Reentrant; `threads` OpenMP threads, at least 1.
 void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type, int threads);
+
+// n master weights into parameters of out_type as `rounding` says: what the optimizers write, made
+// again from the state. As Convert otherwise.
+void RoundParameters(const float* in, int64_t n, const Rounding& rounding, void* out,
+                     DType out_type, int threads);
 
 }  // namespace zeroshard::cpu

@@ -20,14 +20,16 @@ HWY_INLINE void SgdTyped(const SgdArgs& args, int64_t size, const G* grad, float
                          float* buffer, P* param) {
   const V grad_scale = Set(args.grad_scale), decay = Set(args.weight_decay);
   const V momentum = Set(args.momentum), minus_rate = Set(-args.learning_rate);
-  ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
-    const V old = LoadN(master + i, n);
-    const V g = Fma(old, decay, hn::Mul(LoadN(grad + i, n), grad_scale));
-    const V b = hn::Add(hn::Mul(LoadN(buffer + i, n), momentum), g);
-    const V p = Fma(minus_rate, b, old);
-    StoreN(b, buffer + i, n);
-    StoreN(p, master + i, n);
-    StoreN(p, param + i, n);
+  WithRounding<P>(args.rounding, [&](auto store) ZEROSHARD_KERNEL {
+    ForEach(size, [=](int64_t i, int64_t n) ZEROSHARD_KERNEL {
+      const V old = LoadN(master + i, n);
+      const V g = Fma(old, decay, hn::Mul(LoadN(grad + i, n), grad_scale));
+      const V b = hn::Add(hn::Mul(LoadN(buffer + i, n), momentum), g);
+      const V p = Fma(minus_rate, b, old);
+      StoreN(b, buffer + i, n);
+      StoreN(p, master + i, n);
+      store(p, param, i, n);
+    });
   });
 }
 
@@ -59,8 +61,10 @@ void Sgd(const SgdArgs& args, int64_t n, const void* grad, DType grad_type, floa
   AssertFloat(grad_type);
   AssertFloat(param_type);
   ParallelElements(n, threads, [&](int64_t begin, int64_t end) {
+    SgdArgs part = args;
+    part.rounding = args.rounding.From(begin);
     HWY_DYNAMIC_DISPATCH(SgdRange)
-    (args, end - begin, At(grad, begin, grad_type), grad_type, master + begin, buffer + begin,
+    (part, end - begin, At(grad, begin, grad_type), grad_type, master + begin, buffer + begin,
      At(param, begin, param_type), param_type);
   });
 }

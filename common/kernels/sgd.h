@@ -8,7 +8,7 @@
 //   g     = fma(p, weight_decay, g)
 //   b     = b * momentum + g        (the product rounded first)
 //   p     = fma(-learning_rate, b, p)
-//   param = p rounded to nearest even in param_type
+//   param = p rounded to param_type, as common/rounding.h says
 // A buffer of zeros is a first step: b = g, as in PyTorch. Only correctly rounded operations are
 // used: the bits depend neither on the instruction set, nor on the alignment, the length, the
 // range's position or the number of threads.
@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/types.h"
 
 namespace zeroshard {
@@ -25,6 +26,7 @@ struct SgdArgs {
   float momentum = 0;
   float weight_decay = 0;  // coupled; 0 for norms and biases
   float grad_scale = 1;    // multiplier on every gradient: clip factor / tokens
+  Rounding rounding = {};  // of the parameters
 };
 
 }  // namespace zeroshard

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/kernels/half.h"
+#include "common/rounding.h"
 #include "common/types.h"
 #include "hwy/highway.h"
 
@@ -117,6 +119,58 @@ HWY_INLINE void StoreN(V v, T* p, int64_t n) {
   } else {
     StoreTail(v, p, n);
   }
+}
+
+// As common/rounding.h says, where a run is rounded at random.
+struct RandomBits {
+  uint32_t key = 0;
+  uint64_t first = 0;
+};
+HWY_INLINE void StoreStochastic(V v, const RandomBits& random, uint64_t element, Bf16* p) {
+  const hn::Rebind<uint32_t, D> d32;
+  const hn::Rebind<Bf16, D> d16;
+  const auto mix = [=](auto x) ZEROSHARD_KERNEL {
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(d32, 0x85EBCA6Bu));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<13>(x)), hn::Set(d32, 0xC2B2AE35u));
+    return hn::Xor(x, hn::ShiftRight<16>(x));
+  };
+  const auto bits = hn::BitCast(d32, v);
+  // A vector may pass a multiple of 2^32: its later lanes have the next upper half.
+  const uint32_t begin = static_cast<uint32_t>(element);
+  const uint32_t upper = static_cast<uint32_t>(element >> 32);
+  const auto low = hn::Iota(d32, begin);
+  const auto high =
+      hn::IfThenElse(hn::Lt(low, hn::Set(d32, begin)), hn::Set(d32, (upper + 1) * 0x9E3779B9u),
+                     hn::Set(d32, upper * 0x9E3779B9u));
+  const auto place = hn::Add(mix(hn::Xor(low, hn::Set(d32, random.key))), high);
+  const auto noise = hn::ShiftRight<16>(mix(hn::Xor(place, bits)));
+  const auto quiet = hn::Or(bits, hn::Set(d32, 0x00400000u));
+  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
+  const auto kept = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, hn::Add(bits, noise)));
+  hn::StoreU(hn::TruncateTo(d16, kept), d16, p);
+}
+
+// Element i of a run, of which n remain.
+HWY_INLINE void StoreStochasticN(V v, const RandomBits& random, int64_t i, int64_t n, Bf16* p) {
+  const uint64_t element = random.first + static_cast<uint64_t>(i);
+  if (HWY_LIKELY(n >= kLanes)) return StoreStochastic(v, random, element, p);
+  alignas(64) Bf16 lanes[kLanes];
+  StoreStochastic(v, random, element, lanes);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(Bf16));
+}
+
+// How parameters of a type are stored: f(store) with store(v, p, i, n).
+template <class P, class F>
+HWY_INLINE void WithRounding(const Rounding& rounding, F f) {
+  if constexpr (std::is_same_v<P, Bf16>) {
+    if (rounding.stochastic) {
+      const RandomBits random{RoundingKey(rounding), static_cast<uint64_t>(rounding.first)};
+      f([=](V v, P* p, int64_t i, int64_t n)
+            ZEROSHARD_KERNEL { StoreStochasticN(v, random, i, n, p + i); });
+      return;
+    }
+  }
+  f([](V v, P* p, int64_t i, int64_t n) ZEROSHARD_KERNEL { StoreN(v, p + i, n); });
 }
 
 // a * b + c, rounded once. The fallback target has no such instruction; libm's is exact.

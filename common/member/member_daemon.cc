@@ -25,6 +25,8 @@ namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kGoodbye = absl::Seconds(2);
+// How late a health check may be about the connection to the coordinator.
+constexpr absl::Duration kReadyEvery = absl::Milliseconds(200);
 
 // A coordinator that refuses says itself what to do.
 absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
@@ -65,6 +67,8 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
   app->add_option("--metrics-listen", options->metrics_listen,
                   "Where to serve Prometheus metrics (path /metrics), host:port. Default: as "
                   "--listen.");
+  app->add_option("--health-listen", options->health_listen, HealthServer::kOptionHelp)
+      ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });
   app->add_option("--advertise-host", options->advertise_host,
                   "Name or address under which other hosts reach this one. Default: the host of "
                   "--listen, or this host's name where that is every address.")
@@ -135,7 +139,18 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   daemon->host_ = AdvertisedHost(options.advertise_host, listen->host);
   SetLogComponent(name);
 
+  if (!options.health_listen.empty()) {
+    auto health = HealthServer::Start(options.health_listen);
+    if (!health.ok()) return health.status();
+    daemon->health_ = *std::move(health);
+  }
+  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
+  if (!metrics.ok()) return metrics.status();
+  daemon->metrics_ = *std::move(metrics);
+  daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);
+  daemon->metrics_->AddCollectable(daemon->security_metrics_);
   GrpcServer::Options server;
+  server.registry = daemon->metrics_->registry();
   server.listen = daemon->options_.listen;
   server.services = options.services;
   server.connection_age = kConnectionAge;
@@ -144,11 +159,6 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   auto started = GrpcServer::Start(server);
   if (!started.ok()) return started.status();
   daemon->server_ = *std::move(started);
-  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
-  if (!metrics.ok()) return metrics.status();
-  daemon->metrics_ = *std::move(metrics);
-  daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);
-  daemon->metrics_->AddCollectable(daemon->security_metrics_);
   if (!options.port_file.empty()) {
     absl::Status written = WritePortFile(
         options.port_file,
@@ -156,8 +166,9 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
     if (!written.ok()) return written;
   }
   LogInfo(options.program, " ", kVersion, " listens on ", daemon->server_->address(),
-          ", metrics at http://", daemon->metrics_->address(), "/metrics, coordinator ",
-          options.coordinator);
+          ", metrics at http://", daemon->metrics_->address(), "/metrics",
+          daemon->health_ == nullptr ? "" : ", health checks at " + daemon->health_->address(),
+          ", coordinator ", options.coordinator);
   return daemon;
 }
 
@@ -172,6 +183,16 @@ v1::Hello MemberDaemon::MakeHello() const {
   hello.set_version(kVersion);
   hello.set_memory_bytes(MemoryLimitBytes());
   return hello;
+}
+
+int MemberDaemon::AwaitSignal(ShutdownSignal* signal, const MemberSession& session) {
+  if (health_ == nullptr) return signal->Wait();
+  int got = 0;
+  while (got == 0) {
+    health_->SetReady(session.connected());
+    got = signal->Wait(kReadyEvery);
+  }
+  return got;
 }
 
 int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* session,
@@ -192,12 +213,13 @@ int MemberDaemon::ServeUntilSignal(ShutdownSignal* signal, MemberSession* sessio
     got = signal->Wait(absl::Milliseconds(100));
   }
   if (code != kExitOk) return code;
-  if (got == 0) got = signal->Wait();
+  if (got == 0) got = AwaitSignal(signal, *session);
   const std::string reason = got == SIGINT    ? "interrupted (SIGINT)"
                              : got == SIGTERM ? "told to leave (SIGTERM)"
                                               : "shut down";
   LogInfo("leaving: ", reason);
   server_->SetServing(false);
+  if (health_ != nullptr) health_->SetReady(false);
   before_leaving(reason);
   session->Leave(reason, kGoodbye);
   return code;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/grpc_server.h"
+#include "common/health_server.h"
 #include "common/member/member_session.h"
 #include "common/metrics_server.h"
 #include "common/security/security.h"
@@ -26,6 +27,7 @@ struct MemberDaemonOptions {
   std::string metrics_listen;  // other hosts are not spoken to
   std::string advertise_host;
   std::string port_file;
+  std::string health_listen;           // empty: no port for health checks alone
   double connect_timeout_seconds = 0;  // 0: for ever
   security::SecurityOptions security;
   // Served beside health checks and reflection, with these limits and channel arguments. Not owned;
@@ -35,8 +37,9 @@ struct MemberDaemonOptions {
   std::vector<std::pair<std::string, int>> arguments;
 };
 
-// --coordinator, --name, --listen, --metrics-listen, --advertise-host, --port-file,
-// --connect-timeout and those of TLS, into `options`, which outlives `app`. Its `kind` is set.
+// --coordinator, --name, --listen, --metrics-listen, --health-listen, --advertise-host,
+// --port-file, --connect-timeout and those of TLS, into `options`, which outlives `app`. Its `kind`
+// is set.
 void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options);
 
 // Parses, and where the program should end here (--help, a wrong option) returns its exit code.
@@ -56,6 +59,8 @@ class MemberDaemon {
   // knows.
   v1::Hello MakeHello() const;
   MetricsServer& metrics() { return *metrics_; }
+  // Where health checks alone are answered; empty: nowhere.
+  std::string health_address() const { return health_ == nullptr ? "" : health_->address(); }
   // The host under which others reach this member.
   const std::string& host() const { return host_; }
 
@@ -67,8 +72,12 @@ class MemberDaemon {
  private:
   explicit MemberDaemon(const MemberDaemonOptions& options) : options_(options) {}
 
+  // As ShutdownSignal::Wait; health checks follow the session meanwhile.
+  int AwaitSignal(ShutdownSignal* signal, const MemberSession& session);
+
   MemberDaemonOptions options_;
   std::string host_;
+  std::unique_ptr<HealthServer> health_;  // null: no port for it
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<MetricsServer> metrics_;
   std::shared_ptr<prometheus::Collectable> security_metrics_;

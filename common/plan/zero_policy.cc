@@ -6,6 +6,13 @@
 
 namespace zeroshard {
 
+Rounding MakeRounding(const v1::JobSpec& spec) {
+  Rounding rounding;
+  rounding.stochastic = spec.bf16().enabled() && spec.bf16().stochastic_rounding();
+  rounding.seed = spec.seed();
+  return rounding;
+}
+
 DType ComputeType(const v1::JobSpec& spec) {
   if (spec.fp16().enabled()) return DType::kF16;
   return spec.bf16().enabled() ? DType::kBF16 : DType::kF32;
@@ -19,6 +26,7 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
   o.micro_batch = static_cast<int64_t>(spec.train_micro_batch_size_per_gpu());
   o.micro_batches = static_cast<int64_t>(spec.train_batch_size()) / o.micro_batch;
   o.dtype = ComputeType(spec);
+  o.rounding = MakeRounding(spec);
   o.deterministic = spec.deterministic();
   o.checkpointing = spec.activation_checkpointing();
   const auto bounded = [](uint64_t v) {

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/model_table.h"
+#include "common/rounding.h"
 #include "common/types.h"
 #include "zeroshard/v1/job.pb.h"
 
@@ -21,6 +22,7 @@ struct ZeroOptions {
   int64_t micro_batch = 1;    // sequences
   int64_t micro_batches = 1;  // G, of a step over all ranks
   DType dtype = DType::kF32;  // compute and wire type
+  Rounding rounding;          // of master weights into parameters
   bool deterministic = false;
   bool checkpointing = false;
   bool overlap = true;
@@ -35,6 +37,10 @@ struct ZeroOptions {
   // What gradients leave in where they are rounded on their way to the stores.
   int64_t push_buffers = 4, push_buffer_size = 100000000;
 };
+
+// How a job's master weights become parameters; with the unit and element where a run begins,
+// by Rounding::At. What is not trained is rounded to nearest instead.
+Rounding MakeRounding(const v1::JobSpec& spec);
 
 // The type that a job computes in, and in which gradients and parameters travel.
 DType ComputeType(const v1::JobSpec& spec);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/plan/zero_policy.h"
 #include "common/spec/loss_scale.h"
 #include "common/spec/schedule.h"
 
@@ -50,6 +51,7 @@ AdamWArgs MakeAdamWArgs(const v1::JobSpec& spec, const v1::StepDecision& decisio
   args.weight_decay = static_cast<float>(params.weight_decay());
   args.grad_scale = decision.multiplier();
   args.t = static_cast<int64_t>(decision.adam_step());
+  args.rounding = MakeRounding(spec);
   return args;
 }
 
@@ -60,6 +62,7 @@ SgdArgs MakeSgdArgs(const v1::JobSpec& spec, const v1::StepDecision& decision) {
   args.momentum = static_cast<float>(params.momentum());
   args.weight_decay = static_cast<float>(params.weight_decay());
   args.grad_scale = decision.multiplier();
+  args.rounding = MakeRounding(spec);
   return args;
 }
 

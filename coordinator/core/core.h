@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/core/admission.h"
 #include "coordinator/core/events.h"
 #include "coordinator/core/membership.h"
 #include "coordinator/core/options.h"
@@ -127,14 +128,13 @@ class Core {
   void On(const Cancel& event, const Moment& moment, Decision* out);
   void GoOnFrom(const Checkpoint& checkpoint, Run* run) const;
   void Schedule(const Moment& moment, Decision* out);
-  std::vector<Member*> Choose(const v1::JobSpec& spec, std::string* why_not);
-  // RESOURCE_EXHAUSTED when the planned bytes of the ranks on a host, with those that checkpoints
-  // take, are more than it has.
-  absl::Status FitsMemory(const Run& run, const std::vector<Member*>& members) const;
+  // Idle workers that compute alike where that matters, and have the memory. Empty, and why not.
+  std::vector<Member*> Choose(Run& run, std::string* why_not);
   void OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
                       Decision* out);
   void SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
                 Decision* out);
+  static void ShowChange(const Run& run, Decision* out);  // to whoever keeps its series
   void AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
               Decision* out);
@@ -144,6 +144,20 @@ class Core {
   void ForgetOldest(Decision* out);
   Run* FindRun(const std::string& job);
   absl::Status NoSuchJob(const std::string& job) const;
+
+  // core_admission.cc
+  std::vector<WorkerRoom> WorkerRooms() const;
+  // RESOURCE_EXHAUSTED: no choice of the workers that are here has the memory, with the numbers and
+  // the smallest change that fits. OK where there are fewer workers than ranks.
+  absl::Status WorkersCanHold(const v1::JobSpec& spec,
+                              const std::vector<v1::ShardPlan>& plan) const;
+  // Counted once.
+  static const std::vector<RankNeed>& Needs(Run& run);
+  bool NoneCanHold(Run& run) const;
+  bool HasStores() const;
+  // As PickWorkers; empty, and `shortage`.
+  static std::vector<Member*> WithRoom(const std::vector<RankNeed>& needs,
+                                       const std::vector<Member*>& members, std::string* shortage);
 
   // core_runs.cc
   void On(const PutKey& event, const Moment& moment, Decision* out);

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/plan/offload.h"
 #include "common/plan/planner.h"
+#include "coordinator/core/admission.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -19,21 +19,6 @@ constexpr size_t kMaxSkippedBytes = 1024;
 std::string DescribeStart(const Checkpoint& from) {
   return absl::StrCat("goes on from ", from.resume.weights_only() ? "the weights of " : "",
                       "the checkpoint of step ", from.step, ", ", from.resume.checkpoint());
-}
-
-// Bytes that each rank sets aside for checkpoints; empty where it does not. A plan holds no such
-// field, and the specification says it all.
-std::vector<uint64_t> CheckpointCopies(const v1::JobSpec& spec) {
-  std::vector<uint64_t> bytes;
-  if (spec.checkpoint().dir().empty() || IsOffloaded(spec)) return bytes;
-  const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
-  if (!model.ok()) return bytes;  // then it has no plan either
-  const int world = static_cast<int>(spec.resources().workers());
-  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
-  for (int rank = 0; rank < world; ++rank) {
-    bytes.push_back(CheckpointCopyBytes(*model, policy, rank));
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -65,8 +50,10 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
                      " jobs are queued or running, the most that are taken; wait for some "
                      "to end or cancel them")));
   }
-  if (IsOffloaded(event.spec)) {
-    if (absl::Status fits = CanEverFit(event.spec); !fits.ok()) return refuse(std::move(fits));
+  if (!event.force) {
+    absl::Status fits = WorkersCanHold(event.spec, event.plan);
+    if (fits.ok() && IsOffloaded(event.spec)) fits = CanEverFit(event.spec);
+    if (!fits.ok()) return refuse(std::move(fits));
   }
   uint64_t& number = counters_[absl::StrCat("run:", name)];
   ++number;
@@ -86,6 +73,7 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   }
   by_order_[run.job.order] = run_id;
   newest_[name] = run_id;
+  out->actions.push_back(JobAppears{name, event.spec});
   SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
   if (const std::string note = NoteOnLiveParameters(event.spec); !note.empty()) {
     AddEvent(run, note, moment, out);
@@ -104,7 +92,6 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
     }
   }
   out->actions.push_back(PrepareFolder{name, run_id, run.job.history_of, run.job.first_step});
-  out->actions.push_back(Measure{MetricKind::kJobStarted, name, 0});
   Schedule(moment, out);
   out->actions.push_back(Reply{event.request, absl::OkStatus(), run_id, 0});
 }
@@ -183,21 +170,17 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       std::vector<uint32_t> placement;
       std::vector<Member*> chosen;
       if (run.offload == nullptr || PlaceNew(run, moment.now, &stores, &placement, &reason)) {
-        chosen = Choose(run.job.spec, &reason);
+        chosen = Choose(run, &reason);
       }
       if (!chosen.empty()) {
-        const absl::Status fits = FitsMemory(run, chosen);
-        if (!fits.ok()) {
-          EndJob(run, v1::JOB_STATE_FAILED, std::string(fits.message()), moment, out);
-          continue;
-        }
         if (run.offload != nullptr) {
           SetMap(run, stores, placement, run.offload->needs.replicas, {}, moment, out);
         }
         OpenGeneration(run, chosen, moment, out);
         continue;
       }
-      ahead = run_id;
+      // Who waits for larger workers than there are does not hold up those whom these can hold.
+      if (!NoneCanHold(run)) ahead = run_id;
     } else {
       reason = absl::StrCat("behind ", ahead, " in the queue");
     }
@@ -209,7 +192,8 @@ void Core::Schedule(const Moment& moment, Decision* out) {
   }
 }
 
-std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not) {
+std::vector<Member*> Core::Choose(Run& run, std::string* why_not) {
+  const v1::JobSpec& spec = run.job.spec;
   const size_t wanted = spec.resources().workers();
   // A deterministic job runs on processes that compute alike.
   std::map<std::string, std::vector<Member*>> groups;
@@ -222,17 +206,28 @@ std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not)
     ++idle;
     groups[spec.deterministic() ? member.hello.fingerprint() : ""].push_back(&member);
   }
-  std::vector<Member*>* best = nullptr;
+  const std::vector<RankNeed>& needs = Needs(run);
+  std::vector<Member*> best;
+  size_t best_of = 0;
+  std::string shortage;
   for (auto& [fingerprint, group] : groups) {
-    if (group.size() >= wanted && (best == nullptr || group.size() > best->size())) best = &group;
+    if (group.size() < wanted || group.size() <= best_of) continue;
+    // Without a plan nothing is known of what it takes.
+    std::vector<Member*> chosen =
+        needs.size() == wanted ? WithRoom(needs, group, &shortage) : group;
+    if (chosen.empty()) continue;
+    best = std::move(chosen);
+    best_of = group.size();
   }
-  if (best != nullptr) {
-    best->resize(wanted);
-    return *best;
+  if (!best.empty()) {
+    best.resize(wanted);
+    return best;
   }
   *why_not = absl::StrCat("needs ", wanted, wanted == 1 ? " worker, " : " workers, ", idle,
                           " idle of ", workers);
-  if (spec.deterministic() && idle >= wanted) {
+  if (!shortage.empty()) {
+    absl::StrAppend(why_not, ", whose memory does not hold it: ", shortage);
+  } else if (spec.deterministic() && idle >= wanted) {
     std::vector<std::string> kinds;
     for (const auto& [fingerprint, group] : groups) {
       kinds.push_back(absl::StrCat(group.size(), " of ", Quoted(fingerprint)));
@@ -241,45 +236,6 @@ std::vector<Member*> Core::Choose(const v1::JobSpec& spec, std::string* why_not)
                     AtMostThree(kinds));
   }
   return {};
-}
-
-absl::Status Core::FitsMemory(const Run& run, const std::vector<Member*>& members) const {
-  struct Host {
-    double planned = 0;
-    double copies = 0;  // that checkpoints are written from
-    double memory = 0;  // 0: unknown
-    size_t ranks = 0;
-  };
-  std::map<std::string, Host> hosts;
-  const std::vector<uint64_t> copies = CheckpointCopies(run.job.spec);
-  for (size_t rank = 0; rank < members.size() && rank < run.job.plan.size(); ++rank) {
-    const v1::Hello& hello = members[rank]->hello;
-    const v1::ShardPlan& plan = run.job.plan[rank];
-    Host& host = hosts[hello.host()];
-    host.memory = std::max(host.memory, static_cast<double>(hello.memory_bytes()));
-    for (uint64_t bytes : {plan.parameter_bytes(), plan.gradient_bytes(), plan.optimizer_bytes(),
-                           plan.activation_bytes()})
-      host.planned += static_cast<double>(bytes);
-    if (rank < copies.size()) host.copies += static_cast<double>(copies[rank]);
-    ++host.ranks;
-  }
-  for (const auto& [name, host] : hosts) {
-    const double wanted = host.planned + host.copies;
-    if (host.memory == 0 || wanted <= host.memory) continue;
-    const std::string copy = host.copies == 0
-                                 ? ""
-                                 : absl::StrFormat(
-                                       "; %.1f GB of it for the copy that checkpoints are "
-                                       "written from",
-                                       host.copies * 1e-9);
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "the plan of its %d rank%s on host %s takes %.1f GB (parameters, gradients, optimizer, "
-        "activations%s), and that host has %.1f GB: use a higher ZeRO stage, more hosts, a smaller "
-        "micro-batch, activation_checkpointing or a smaller model%s",
-        host.ranks, host.ranks == 1 ? "" : "s", name, wanted * 1e-9, copy, host.memory * 1e-9,
-        host.copies == 0 || host.planned > host.memory ? "" : ", or no checkpoint section"));
-  }
-  return absl::OkStatus();
 }
 
 void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
@@ -304,6 +260,7 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
     names.push_back(member.hello.name());
   }
   run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
+  out->actions.push_back(Measure{MetricKind::kGeneration, run.job.spec.name(), 1});
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
   // A run that recovers is RECOVERING until it runs again.
@@ -344,7 +301,14 @@ void Core::SetState(Run& run, v1::JobState state, const std::string& reason, con
   }
   run.job.reason = reason;
   out->records.push_back(run.job);
+  // Before watchers are told: whoever heard of the end finds no series of the job any more.
+  ShowChange(run, out);
   AddEvent(run, reason, moment, out);
+}
+
+void Core::ShowChange(const Run& run, Decision* out) {
+  out->actions.push_back(
+      JobChanges{run.job.spec.name(), run.job.state, run.Live() ? run.World() : 0});
 }
 
 void Core::AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
@@ -368,8 +332,6 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   run.save_advanced = false;
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
-  // Before watchers are told: whoever heard of the end finds no series of the job any more.
-  out->actions.push_back(Measure{MetricKind::kJobEnded, run.job.spec.name(), 0});
   SetState(run, state, reason, moment, out);
   schedule_again_ = true;
   ForgetOldest(out);
@@ -390,6 +352,7 @@ void Core::CloseGeneration(Run& run, const std::string& reason, bool forget_rank
   WakeBy(moment.now + options_.stop_grace);
   out->records.push_back(GenerationClosedRecord{run_id, forget_ranks});
   run.generation.reset();
+  ShowChange(run, out);
   if (forget_ranks) run.ranks.clear();
   run.verdict_deadline.reset();
   run.return_deadline.reset();

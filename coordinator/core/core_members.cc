@@ -80,6 +80,7 @@ void Core::OnHello(SessionId session, const v1::Hello& hello, const Moment& mome
     out->actions.push_back(CloseSession{verdict.stale_session});
   }
   Member& member = members_.Admit(session, hello, moment.now);
+  if (member.since_unix_ms == 0) member.since_unix_ms = moment.unix_ms;
   v1::Welcome& welcome = *answer.mutable_welcome();
   welcome.set_term(term_);
   welcome.set_cluster_id(cluster_id_);

@@ -94,12 +94,8 @@ bool Core::Reopen(Run& run, const std::string& ahead, const Moment& moment, Deci
     *why = "waits until the shard stores that were asked to leave are gone";
     return false;
   }
-  const std::vector<Member*> chosen = Choose(run.job.spec, why);
+  const std::vector<Member*> chosen = Choose(run, why);
   if (chosen.empty()) return false;
-  if (const absl::Status fits = FitsMemory(run, chosen); !fits.ok()) {
-    EndSaved(run, std::string(fits.message()), moment, out);
-    return true;
-  }
   OpenGeneration(run, chosen, moment, out);
   return true;
 }

@@ -64,6 +64,7 @@ void Core::Heard(Run& run, RankState& rank, const v1::Progress* progress, const 
   rank.began = true;
   if (progress != nullptr) {
     v1::Progress& old = rank.progress;
+    if (progress->has_usage()) *old.mutable_usage() = progress->usage();
     if (progress->advances() != old.advances() || progress->step() != old.step() ||
         progress->phase() != old.phase()) {
       rank.last_advance = moment.now;

@@ -147,6 +147,7 @@ FenceRecord Membership::Fence(Member& member, const std::string& reason, const M
   Disconnect(member, moment.now);
   member.lost = true;
   member.lost_reason = reason;
+  member.since_unix_ms = moment.unix_ms;
   member.assignment.reset();
   member.stop_deadline.reset();
   return record;

@@ -31,6 +31,7 @@ struct Member {
   absl::Duration disconnected_at;  // when session is 0
   bool lost = false;               // kept only to be shown
   std::string lost_reason;
+  int64_t since_unix_ms = 0;  // that it is registered, or lost: to be shown
   bool says_running = false;  // what its last message said
   bool leaving = false;       // a store that was asked to leave
   std::optional<Assignment> assignment;

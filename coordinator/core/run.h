@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "common/spec/timeouts.h"
+#include "coordinator/core/admission.h"
 #include "coordinator/core/attribution.h"
 #include "coordinator/core/durable_log.h"
 #include "coordinator/core/generation.h"
@@ -51,6 +52,7 @@ struct Run {
   std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
   bool save_advanced = false;                      // which moved that deadline
   bool nonfinite = false;
+  std::vector<RankNeed> needs;  // of memory, by rank; from Core::Needs
 
   std::unique_ptr<OffloadedRun> offload;  // of a job whose state is in the shard stores; else null
 

@@ -82,6 +82,13 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
     rank.set_member(state.record.member);
     rank.set_host(state.record.host);
     *rank.mutable_progress() = state.progress;
+    rank.mutable_progress()->clear_usage();
+    // The last word counts: a job may be over before the next heartbeat is due.
+    if (state.record.end.has_usage()) {
+      *rank.mutable_usage() = state.record.end.usage();
+    } else if (state.progress.has_usage()) {
+      *rank.mutable_usage() = state.progress.usage();
+    }
     const Member* member = members_.Find(state.record.member);
     rank.set_heartbeat_age_ms(member == nullptr ||
                                       member->hello.incarnation() != state.record.incarnation
@@ -137,6 +144,8 @@ std::vector<v1::Node> Core::Nodes(const Moment& moment) const {
                    : member.assignment || member.says_running ? "running"
                                                               : "idle");
     node.set_heartbeat_age_ms(absl::ToInt64Milliseconds(now - member.last_heard));
+    node.set_since_unix_ms(member.since_unix_ms);
+    if (member.lost) node.set_lost_reason(member.lost_reason);
     if (member.hello.kind() == v1::MEMBER_KIND_STORE && !member.lost) {
       const StoreUse use = ReservedOn(name, member.hello.incarnation(), nullptr);
       node.set_reserved_bytes(use.memory);

@@ -83,6 +83,9 @@ class Engine {
   absl::Duration Elapsed() const { return options_.clock->Now(); }
   void CountCommit(absl::Duration asked) { metrics_->ObserveCommit(Elapsed() - asked); }
 
+  // What registry cannot hold; for whoever serves the metrics.
+  std::shared_ptr<prometheus::Collectable> plan_metrics() const { return metrics_->plans(); }
+
   // --- views ---
   struct View {
     v1::JobStatus status;  // its directory is a path that can be opened
@@ -93,6 +96,15 @@ class Engine {
   absl::StatusOr<View> Look(const std::string& job) const;
   std::vector<v1::JobStatus> List() const;
   v1::NodesResponse Nodes() const;
+  // Which store of an offloaded job holds which chunks.
+  struct ShardMap {
+    uint64_t version = 0;  // grows with every change; 0: not placed yet
+    // Absent where the caller knows this version.
+    v1::StoreMap map;
+    v1::JobSpec spec;
+  };
+  // NOT_FOUND: the run. FAILED_PRECONDITION: its state is in no store.
+  absl::StatusOr<ShardMap> Shards(const std::string& run_id, uint64_t known) const;
   uint64_t term() const;
 
   // `watcher` is notified once soon, after everything decided so far was carried out, and then at
@@ -118,7 +130,7 @@ class Engine {
   void WriterLoop();
   void TimerLoop();
   bool CarryOut(std::vector<Work>& batch);
-  void CountMembers();
+  void CountCluster();
   absl::Status CarryOut(Action& action);
   void NotifyWatchers(const std::string& run_id);
   bool Full() const { return work_.size() >= options_.max_waiting; }  // with mutex_ held
@@ -127,10 +139,10 @@ class Engine {
   v1::JobStatus WithPath(v1::JobStatus status) const;
 
   const Options options_;
-  JobFiles files_;                                              // the writer thread's
-  std::unique_ptr<DurableLog> log_;                             // likewise
-  std::unique_ptr<Metrics> metrics_;                            // likewise
-  absl::Duration members_counted_ = -absl::InfiniteDuration();  // likewise
+  JobFiles files_;                                      // the writer thread's
+  std::unique_ptr<DurableLog> log_;                     // likewise
+  std::unique_ptr<Metrics> metrics_;                    // likewise
+  absl::Duration counted_ = -absl::InfiniteDuration();  // likewise
 
   mutable std::mutex mutex_;
   std::condition_variable work_ready_;

@@ -213,6 +213,7 @@ grpc::ServerUnaryReactor* JobsService::Submit(grpc::CallbackServerContext* conte
   absl::StatusOr<std::vector<v1::ShardPlan>> plan = PlanShards(event.spec);
   if (!plan.ok()) return FinishNow(context, plan.status());
   event.plan = *std::move(plan);
+  event.force = request->force();
   const auto fill = [this, response](const Reply& reply) {
     response->set_run_id(reply.text);
     absl::StatusOr<Engine::View> view = engine_->Look(reply.text);

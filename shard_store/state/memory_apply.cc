@@ -181,6 +181,8 @@ void MemoryState::UpdatePart(const std::shared_ptr<ChunkUpdate>& one, int64_t be
       const int64_t first = std::max(at, here->begin);
       UpdateRange range;
       range.size = std::min(block_end, here->end) - first;
+      range.unit = chunk.chunk.unit;
+      range.first = chunk.chunk.begin + first;
       range.decay = here->tensor->decay;
       range.gradient = chunk.staging->data() + static_cast<size_t>(first) * width;
       range.gradient_type = type_;

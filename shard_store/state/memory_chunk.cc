@@ -36,11 +36,12 @@ void MemoryChunk::Write(StateKind kind, int64_t begin, absl::Span<const float> v
 
 void MemoryChunk::RoundParameters() {
   if (parameters == nullptr || Rounded()) return;
-  cpu::Convert(master->data(), DType::kF32, size(), parameters->data(), type, 1);
+  cpu::RoundParameters(master->as<float>(), size(), rounding, parameters->data(), type, 1);
 }
 
 absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Chunk& chunk,
-                                                           const ModelTable& model, DType type) {
+                                                           const ModelTable& model, DType type,
+                                                           const Rounding& rounding) {
   if (chunk.unit < 0 || static_cast<size_t>(chunk.unit) >= model.units.size() || chunk.begin < 0 ||
       chunk.begin >= chunk.end || chunk.end > model.units[static_cast<size_t>(chunk.unit)].length) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -51,6 +52,7 @@ absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Ch
   described->id = id;
   described->chunk = chunk;
   described->type = type;
+  described->rounding = rounding.At(chunk.unit, chunk.begin);
   for (const ParameterInfo& tensor : model.units[static_cast<size_t>(chunk.unit)].parameters) {
     const int64_t begin = std::max(chunk.begin, tensor.offset);
     const int64_t end = std::min(chunk.end, tensor.offset + tensor.size);

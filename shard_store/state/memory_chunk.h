@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "common/checkpoint/manifest.h"
 #include "common/plan/chunk_table.h"
+#include "common/rounding.h"
 #include "common/types.h"
 #include "shard_store/state/buffer.h"
 
@@ -35,6 +36,7 @@ struct MemoryChunk {
   Chunk chunk;
   int node = -1;  // NUMA; -1: any
   DType type = DType::kF32;
+  Rounding rounding;  // of the chunk's master weights, from its begin on
   std::vector<TensorPart> tensors;
 
   // Null where ChunkBytes has 0 bytes of the kind.
@@ -60,9 +62,10 @@ struct MemoryChunk {
   void RoundParameters();
 };
 
-// Without buffers. INVALID_ARGUMENT: the model has no such elements.
+// Without buffers; `rounding` is the job's. INVALID_ARGUMENT: the model has no such elements.
 absl::StatusOr<std::shared_ptr<MemoryChunk>> DescribeChunk(uint32_t id, const Chunk& chunk,
-                                                           const ModelTable& model, DType type);
+                                                           const ModelTable& model, DType type,
+                                                           const Rounding& rounding);
 // Their buffers, of bytes taken from `budget` here, all or none. RESOURCE_EXHAUSTED names `what`,
 // the bytes wanted, free and allowed.
 absl::Status AllocateChunks(const std::vector<std::shared_ptr<MemoryChunk>>& chunks,

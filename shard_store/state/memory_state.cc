@@ -59,7 +59,8 @@ absl::Status MemoryState::Change(const std::map<uint32_t, Chunk>& chunks,
   std::vector<ChunkPtr> made;
   for (const auto& [id, chunk] : chunks) {
     if (Find(id).ok()) continue;
-    ZS_ASSIGN_OR_RETURN(ChunkPtr described, DescribeChunk(id, chunk, *model_, type_));
+    ZS_ASSIGN_OR_RETURN(ChunkPtr described,
+                        DescribeChunk(id, chunk, *model_, type_, MakeRounding(spec_)));
     made.push_back(std::move(described));
   }
   PlaceOnNodes(made);

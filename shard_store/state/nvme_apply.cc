@@ -96,7 +96,7 @@ absl::Status NvmeState::ComputeRow(const Update& update, uint32_t id, int64_t be
     if (trained(part)) covered += std::min(end, part.end) - std::max(begin, part.begin);
   // The row's parameters were not read: those of frozen tensors and the padding are made again.
   if (parameters != nullptr && covered != end - begin)
-    cpu::Convert(master, DType::kF32, end - begin, parameters, type_, 1);
+    cpu::RoundParameters(master, end - begin, chunk->rounding.From(begin), parameters, type_, 1);
   const auto width = static_cast<int64_t>(SizeOf(type_));
   for (const TensorPart& part : chunk->tensors) {
     if (!trained(part)) continue;
@@ -104,6 +104,8 @@ absl::Status NvmeState::ComputeRow(const Update& update, uint32_t id, int64_t be
     const int64_t at = first - begin;
     UpdateRange range;
     range.size = std::min(end, part.end) - first;
+    range.unit = chunk->chunk.unit;
+    range.first = chunk->chunk.begin + first;
     range.decay = part.tensor->decay;
     range.gradient = static_cast<const char*>(gradient) + at * width;
     range.gradient_type = type_;

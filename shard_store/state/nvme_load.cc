@@ -93,7 +93,9 @@ absl::Status NvmeState::FillChunk(const Sources& sources, const std::atomic<bool
         ZS_RETURN_IF_ERROR(FillBlock(sources, view, kind, at, end, room));
         if (rounds) {
           ZS_ASSIGN_OR_RETURN(nvme::IoBuffer narrow, others_->Take(kBufferWait));
-          cpu::Convert(room, DType::kF32, end - at, narrow.data(), type_, 1);
+          const Rounding rounding =
+              view.chunk.Rounded() ? Rounding() : view.chunk.about->rounding.From(at);
+          cpu::RoundParameters(room, end - at, rounding, narrow.data(), type_, 1);
           ZS_RETURN_IF_ERROR(write(nvme::kParameters, block, std::move(narrow)));
         }
         if (view.chunk.BytesOf(kind) != 0) {
@@ -200,8 +202,8 @@ absl::Status NvmeState::FinishChunk(uint32_t id) {
                        static_cast<size_t>(std::min(nvme::kBlockElements, view.chunk.size() - at)));
     ZS_RETURN_IF_ERROR(ReadKind(view, StateKind::kMaster, view.version, at, values));
     ZS_ASSIGN_OR_RETURN(nvme::IoBuffer buffer, others_->Take(kBufferWait));
-    cpu::Convert(values.data(), DType::kF32, static_cast<int64_t>(values.size()), buffer.data(),
-                 type_, 1);
+    cpu::RoundParameters(values.data(), static_cast<int64_t>(values.size()),
+                         view.chunk.about->rounding.From(at), buffer.data(), type_, 1);
     nvme::WaitGroup group;
     nvme::AsyncIo::Done done = group.Add();
     const absl::Status status =

@@ -62,6 +62,7 @@ absl::StatusOr<std::unique_ptr<NvmeState>> NvmeState::Make(const JobStateOptions
   ZS_ASSIGN_OR_RETURN(state->staged_, nvme::BufferPool::Create(state->arena_, kNvmeStagingBuffers));
   ZS_ASSIGN_OR_RETURN(state->others_, nvme::BufferPool::Create(state->arena_, kNvmeOtherBuffers));
   nvme::AsyncIoOptions io;
+  io.counters = options.nvme.counters;
   io.hook = options.nvme.hook;
   io.stall_limit = options.nvme.stall_limit;
   io.start_thread = options.nvme.start_thread;
@@ -149,8 +150,9 @@ absl::Status NvmeState::Change(const std::map<uint32_t, Chunk>& chunks,
                                absl::Span<const uint32_t> keep) {
   Chunks wanted, kept;
   for (const auto& [id, chunk] : chunks) {
-    ZS_ASSIGN_OR_RETURN(const std::shared_ptr<MemoryChunk> about,
-                        DescribeChunk(id, chunk, *options_.model, type_));
+    ZS_ASSIGN_OR_RETURN(
+        const std::shared_ptr<MemoryChunk> about,
+        DescribeChunk(id, chunk, *options_.model, type_, MakeRounding(options_.spec)));
     if (chunk.size() > options_.nvme.chunk_elements) {
       return absl::InvalidArgumentError(absl::StrCat("chunk ", id, " of ", chunk.size(),
                                                      " elements; wanted at most ",

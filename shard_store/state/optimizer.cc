@@ -14,9 +14,10 @@ class AdamWStep : public OptimizerStep {
     plain_.weight_decay = 0;
   }
   void Update(const UpdateRange& range) const override {
-    cpu::AdamW(range.decay ? decayed_ : plain_, range.size, range.gradient, range.gradient_type,
-               range.master, range.exp_avg, range.exp_avg_sq, range.parameters,
-               range.parameter_type, 1);
+    AdamWArgs args = range.decay ? decayed_ : plain_;
+    args.rounding = args.rounding.At(range.unit, range.first);
+    cpu::AdamW(args, range.size, range.gradient, range.gradient_type, range.master, range.exp_avg,
+               range.exp_avg_sq, range.parameters, range.parameter_type, 1);
   }
 
  private:
@@ -27,8 +28,10 @@ class SgdStep : public OptimizerStep {
  public:
   explicit SgdStep(const SgdArgs& args) : decayed_(args), plain_(args) { plain_.weight_decay = 0; }
   void Update(const UpdateRange& range) const override {
-    cpu::Sgd(range.decay ? decayed_ : plain_, range.size, range.gradient, range.gradient_type,
-             range.master, range.exp_avg, range.parameters, range.parameter_type, 1);
+    SgdArgs args = range.decay ? decayed_ : plain_;
+    args.rounding = args.rounding.At(range.unit, range.first);
+    cpu::Sgd(args, range.size, range.gradient, range.gradient_type, range.master, range.exp_avg,
+             range.parameters, range.parameter_type, 1);
   }
 
  private:

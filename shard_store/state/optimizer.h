@@ -14,6 +14,8 @@ namespace zeroshard::store {
 // Elements of one tensor that are updated together; all pointers are to the first of them.
 struct UpdateRange {
   int64_t size = 0;
+  int unit = 0;  // whose flat vector they lie in, from element `first` on
+  int64_t first = 0;
   bool decay = false;  // the tensor is of the group whose weights decay
   const void* gradient = nullptr;
   DType gradient_type = DType::kF32;

@@ -6,12 +6,15 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 deploy="$REPOSITORY/deploy"
 
-for script in install_deps check_fresh quickstart; do
+for script in install_deps check_fresh check_runtime quickstart; do
   expect_end 0 "^Usage: deploy/$script\.sh" "$deploy/$script.sh" --help
 done
 expect_end 1 "unknown argument '--tset'.*--help" "$deploy/install_deps.sh" --tset
 expect_end 1 "unknown argument '--miror'.*--help" "$deploy/check_fresh.sh" --miror
 expect_end 1 "mirror takes a URL" "$deploy/check_fresh.sh" --mirror
+expect_end 1 "unknown argument '--biuld'.*--help" "$deploy/check_runtime.sh" --biuld
+expect_end 1 "build takes a folder" "$deploy/check_runtime.sh" --build
+expect_end 1 "exclude each other" "$deploy/install_deps.sh" --tests --runtime --list
 
 expect_end 2 "unknown option '--workers'.*--help" "$deploy/quickstart.sh" --workers
 expect_end 2 "workdir takes a folder" "$deploy/quickstart.sh" --workdir
@@ -24,9 +27,13 @@ expect_end 2 "cannot make the folder '$scratch/file/below'" \
 # After -- everything is a text, also what looks like an option.
 expect_end 2 "no such file or folder: '--help'" "$deploy/quickstart.sh" -- --help
 
-duplicates="$("$deploy/install_deps.sh" --tests --list | sort | uniq -d)"
+all_packages() {
+  "$deploy/install_deps.sh" --tests --list
+  "$deploy/install_deps.sh" --runtime --list
+}
+duplicates="$(all_packages | sort | uniq -d)"
 [[ -z $duplicates ]] || complain "install_deps.sh lists a package twice: $duplicates"
-undocumented="$("$deploy/install_deps.sh" --tests --list | while read -r package; do
+undocumented="$(all_packages | while read -r package; do
   grep -qF -- "$package" "$deploy/README.md" || printf '%s ' "$package"
 done)"
 [[ -z $undocumented ]] || complain "deploy/README.md does not say what these are for: $undocumented"

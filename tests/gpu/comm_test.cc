@@ -1,5 +1,5 @@
 // Collectives over a GPU's memory: NCCL alone, and two ranks that share the GPU through Gloo and
-// host memory. Expected values are small integers, exact in bf16 too.
+// host memory. Expected values are small integers, exact in 16 bits too.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -145,7 +145,7 @@ void BytesReachTheOthers(Part part) {
 }
 
 void EveryCollective(Part part) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     GatherIsEveryRanks(part, type);
     for (const bool accumulate : {false, true}) {
       ReduceScatterIsTheSum(part, type, DType::kF32, accumulate);

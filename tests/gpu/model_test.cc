@@ -93,8 +93,13 @@ TEST_P(GpuModel, Bf16LossAndGradientsAreNearThoseOfPyTorch) {
   ExpectReference(Run(Options(DType::kBF16)), 0.01, 0.06);
 }
 
+TEST_P(GpuModel, Fp16LossAndGradientsAreNearThoseOfPyTorch) {
+  // fp16 keeps 11 bits.
+  ExpectReference(Run(Options(DType::kF16)), 0.00125, 0.0075);
+}
+
 TEST_P(GpuModel, NeitherARepetitionNorCheckpointingChangesABit) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     RunOptions options = Options(dtype);
     const RunResult first = Run(options);
     EXPECT_EQ(first.loss, first.loss_only);
@@ -126,7 +131,7 @@ TEST_P(GpuDecode, LogitsAreThoseOfTransformers) {
   const std::vector<int32_t> positions = reference_.Ints("logits.positions").value();
   float largest = 0;
   for (float logit : wanted) largest = std::max(largest, std::fabs(logit));
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const auto& pieces :
          {std::vector<int64_t>{sequence}, std::vector<int64_t>(static_cast<size_t>(sequence), 1)}) {
       for (int64_t b = 0; b < 2; ++b) {
@@ -135,7 +140,9 @@ TEST_P(GpuDecode, LogitsAreThoseOfTransformers) {
         const auto logits =
             DecodeModel(reference_.table(), flat_, row, pieces, sequence, Options(dtype));
         ASSERT_TRUE(logits.ok()) << logits.status();
-        const double tolerance = dtype == DType::kBF16 ? 0.05 : 1e-5;
+        const double tolerance = dtype == DType::kF32    ? 1e-5
+                                 : dtype == DType::kBF16 ? 0.05
+                                                         : 0.00625;
         for (size_t p = 0; p < positions.size(); ++p) {
           const float* expected =
               wanted.data() + (static_cast<size_t>(b) * positions.size() + p) * vocab;

@@ -3,6 +3,8 @@
 // tables and sums in rows_test.cc.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -12,10 +14,10 @@ namespace zeroshard {
 namespace {
 
 // Of results that are close (worker/ops/cuda/README.md): fp32 by the order of sums and the
-// approximate exponential, bf16 by one rounding that falls the other way.
-double Close(DType type) { return type == DType::kBF16 ? 0x1p-7 : 5e-6; }
+// approximate exponential, 16 bits by one rounding that falls the other way.
+double Close(DType type) { return type == DType::kF32 ? 5e-6 : 2 * RoundingOf(type); }
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 struct Matrix {
   int64_t rows, cols;
@@ -24,9 +26,8 @@ constexpr Matrix kMatrices[] = {{1, 1},    {3, 7},    {67, 129},  {130, 768},
                                 {5, 1600}, {9, 4096}, {2, 12289}, {257, 31}};
 
 class GpuOps : public ComparisonFixture, public testing::WithParamInterface<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, GpuOps, testing::ValuesIn(kTypes), [](const auto& info) {
-  return info.param == DType::kBF16 ? "bf16" : "fp32";
-});
+INSTANTIATE_TEST_SUITE_P(Types, GpuOps, testing::ValuesIn(kTypes),
+                         [](const auto& info) { return std::string(NameOf(info.param)); });
 
 TEST_P(GpuOps, ColumnSumHasTheCpusBits) {
   for (const auto& [rows, cols] : kMatrices) {
@@ -121,6 +122,28 @@ TEST_P(GpuOps, ActivationsAreTheCpus) {
   }
 }
 
+// In bf16 the CPU rounds the product before it takes the slope, the GPU does not.
+TEST_P(GpuOps, AProductTimesGelusSlopeIsTheCpus) {
+  const DType type = GetParam();
+  struct Sizes {
+    int64_t m, n, k;
+  };
+  for (const auto& [m, n, k] : {Sizes{64, 256, 64}, Sizes{33, 3072, 768}, Sizes{7, 20, 12}}) {
+    SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k);
+    Arrays arrays;
+    const int d_out = arrays.In(TypedValues::Random(m * k, type, 46));
+    const int weight = arrays.In(TypedValues::Random(n * k, type, 47));
+    const int x = arrays.In(TypedValues::Random(m * n, type, 48, 4));
+    const int d_in = arrays.Out(m * n, type, type == DType::kF32 ? 2e-5 : 2 * Close(type));
+    Compare(arrays, [&, m = m, n = n, k = k](Ops* ops, const std::vector<void*>& p) {
+      MatmulArgs args{.a = p[d_out], .b = p[weight], .c = p[d_in], .m = m, .n = n, .k = k};
+      args.transpose_b = true;
+      args.ab_type = args.c_type = type;
+      EXPECT_TRUE(ops->MatmulGeluBackward(args, p[x]).ok());
+    });
+  }
+}
+
 TEST_P(GpuOps, RopeIsTheCpusAndItsInverseTurnsBack) {
   const DType type = GetParam();
   constexpr int64_t kBatch = 3, kSeq = 37, kHeads = 5;
@@ -177,10 +200,42 @@ TEST_P(GpuOps, ElementwiseHasTheCpusBits) {
         ops->AccumulateF32(p[a], type, n, false, static_cast<float*>(p[fresh]));
         ops->AccumulateF32(p[a], type, n, true, static_cast<float*>(p[more]));
         ops->RoundInPlace(static_cast<float*>(p[rounded]), n, type);
-        ops->AddRounded(p[b], type, n, DType::kBF16, p[gradient], other);
+        ops->AddRounded(p[b], type, n, type == DType::kF32 ? DType::kBF16 : type, p[gradient],
+                        other);
       });
     }
   }
+}
+
+// All halves that are numbers or infinite, and of every two neighbours the middle and what lies
+// beside it; 65520 is the first number that becomes infinite.
+TEST_P(GpuOps, ConversionsOfFp16HaveTheCpusBits) {
+  std::vector<uint16_t> halves;
+  std::vector<float> borders;
+  for (uint16_t bits = 0; bits <= 0x7C00; ++bits) {
+    for (const uint16_t sign : {0x0000, 0x8000}) halves.push_back(bits | sign);
+  }
+  TypedValues of_halves(static_cast<int64_t>(halves.size()), DType::kF16);
+  std::memcpy(of_halves.data(), halves.data(), halves.size() * sizeof(uint16_t));
+  for (int64_t i = 0; i + 2 < of_halves.count(); ++i) {
+    const auto low = static_cast<float>(of_halves[i]);
+    const auto high = i + 4 < of_halves.count() ? static_cast<float>(of_halves[i + 2])
+                                                : std::copysign(65536.0f, low);
+    const float middle = low + (high - low) / 2;
+    for (const float value : {std::nextafter(low, high), std::nextafter(middle, low), middle,
+                              std::nextafter(middle, high), std::nextafter(high, low)})
+      borders.push_back(value);
+  }
+  TypedValues of_borders(static_cast<int64_t>(borders.size()), DType::kF32);
+  std::memcpy(of_borders.data(), borders.data(), borders.size() * sizeof(float));
+  Arrays arrays;
+  const int narrow = arrays.In(of_halves), wide = arrays.In(of_borders);
+  const int converted = arrays.Out(of_halves.count(), GetParam(), kSameBits);
+  const int rounded = arrays.Out(of_borders.count(), DType::kF16, kSameBits);
+  Compare(arrays, [&](Ops* ops, const std::vector<void*>& p) {
+    ops->Convert(p[narrow], DType::kF16, of_halves.count(), p[converted], GetParam());
+    ops->Convert(p[wide], DType::kF32, of_borders.count(), p[rounded], DType::kF16);
+  });
 }
 
 TEST_P(GpuOps, CrossEntropyIsTheCpus) {
@@ -190,7 +245,7 @@ TEST_P(GpuOps, CrossEntropyIsTheCpus) {
     std::vector<int32_t> targets;
     for (int64_t i = 0; i < rows; ++i)
       targets.push_back(i % 5 == 4 ? -1 : static_cast<int32_t>((i * 7919) % v));
-    for (const float gradient : {0.0f, 1.0f}) {
+    for (const float gradient : {0.0f, 1.0f, 2048.0f}) {
       Arrays arrays;
       const int logits = arrays.InOut(TypedValues::Random(v * rows, type, 81, 4),
                                       gradient != 0 ? Close(type) : kSameBits);

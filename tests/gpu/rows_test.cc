@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -11,10 +12,8 @@ namespace zeroshard {
 namespace {
 
 class GpuRows : public ComparisonFixture, public testing::WithParamInterface<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, GpuRows, testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) {
-                           return info.param == DType::kBF16 ? "bf16" : "fp32";
-                         });
+INSTANTIATE_TEST_SUITE_P(Types, GpuRows, testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         [](const auto& info) { return std::string(NameOf(info.param)); });
 
 // Few distinct ones, so that most come several times.
 std::vector<int32_t> Tokens(int64_t count, int32_t vocab) {
@@ -91,7 +90,7 @@ TEST_P(GpuRows, FoldedRowsJoinAsTheCpusAndLeaveNothing) {
   for (const auto& [begin, end] : {Range{0, kRows * kCols},
                                    {13 * kCols + 5, 71 * kCols - 3},
                                    {20 * kCols + 1, 20 * kCols + 9}}) {
-    for (const DType type : {DType::kF32, DType::kBF16}) {
+    for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
       const int64_t first = begin / kCols, last = (end + kCols - 1) / kCols;
       Arrays arrays;
       const int some = arrays.In(Rising(kRows, 3, kRows)), more = arrays.In(Rising(kRows, 2, 60));

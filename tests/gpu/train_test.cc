@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/reference/reference.h"
+#include "tests/worker/train/fp16_harness.h"
+#include "tests/worker/train/fp16_reference.h"
 #include "tests/worker/train/offload_harness.h"
 #include "worker/comm/staged_communicator.h"
 #include "worker/device/cuda/make_cuda_device.h"
@@ -78,15 +80,22 @@ void ExpectCurve(const std::vector<v1::StepRecord>& seen, const std::vector<v1::
 }
 
 TEST_P(GpuTraining, TwentyStepsHaveTheCpusCurveAndLearn) {
-  for (const bool bf16 : {false, true}) {
-    const More more = {"steps=20", bf16 ? "bf16.enabled=true" : "bf16.enabled=false"};
+  struct Precision {
+    More settings;
+    double tolerance;
+  };
+  for (const Precision& precision :
+       {Precision{{"bf16.enabled=false"}, 5e-4},
+        {{"bf16.enabled=true"}, 2e-2},
+        {{"fp16.enabled=true", "fp16.initial_scale_power=12"}, 5e-3}}) {
+    const More more = With({"steps=20"}, precision.settings);
     const auto wanted = Train(more, {1, 0}, {});
     for (const int world : {1, 2}) {
       for (const int stage : {0, 1, 2, 3}) {
         SCOPED_TRACE(testing::Message()
-                     << (bf16 ? "bf16" : "fp32") << " world " << world << " stage " << stage);
+                     << precision.settings[0] << " world " << world << " stage " << stage);
         const auto seen = Train(more, {world, stage}, GpuBackend());
-        ExpectCurve(seen[0].records, wanted[0].records, bf16 ? 2e-2 : 5e-4);
+        ExpectCurve(seen[0].records, wanted[0].records, precision.tolerance);
         EXPECT_LT(seen[0].records.back().loss(), seen[0].records.front().loss());
       }
     }
@@ -94,7 +103,7 @@ TEST_P(GpuTraining, TwentyStepsHaveTheCpusCurveAndLearn) {
 }
 
 TEST_P(GpuTraining, DeterministicIsTheSameBitsAtAnyWorldSizeAndStage) {
-  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true", "fp16.enabled=true"}) {
     const More more = {"deterministic=true", precision, "train_batch_size=10"};
     const std::string wanted = Fingerprint(Train(more, {1, 0}, GpuBackend())[0]);
     for (const int world : {1, 2}) {
@@ -105,6 +114,32 @@ TEST_P(GpuTraining, DeterministicIsTheSameBitsAtAnyWorldSizeAndStage) {
       }
     }
   }
+}
+
+// Steps that overflow first, and good ones later.
+TEST_P(GpuTraining, Fp16ScalesAndSkipsAreTheSameAtAnyStageAndInTheStores) {
+  const More more = With({"fp16.enabled=true"}, kOverflowsAtFirst);
+  const std::string wanted = ScaledFingerprint(Train(more, {1, 0}, GpuBackend())[0]);
+  EXPECT_THAT(wanted, testing::HasSubstr("0x1p+24 skipped 0x1p+23 skipped"));
+  for (const Shape shape : {Shape{2, 0}, Shape{2, 1}, Shape{1, 2}, Shape{2, 3}}) {
+    SCOPED_TRACE(testing::Message() << "world " << shape.world << " stage " << shape.stage);
+    const auto seen = Train(more, shape, GpuBackend());
+    EXPECT_EQ(ScaledFingerprint(seen[0]), wanted);
+    EXPECT_LT(SkippedOf(seen[0]).size(), seen[0].records.size()) << "some steps are good";
+  }
+  const v1::JobSpec spec = Spec(Job(), {2, 3}, Offload::kAll, more);
+  MemoryStores stores(spec, {});
+  const auto offloaded =
+      TrainOffloaded(spec, {.world = 2, .backend = GpuBackend()}, data_, &stores);
+  ExpectAllOk(offloaded);
+  stores.WaitForVersion(spec.steps());
+  EXPECT_EQ(ScaledFingerprint(offloaded[0]) + stores.Digest(), wanted);
+}
+
+TEST(GpuReference, Fp16ScalesAndSkipsArePyTorchs) {
+  if (const absl::Status none = CheckCudaDevice(0); !none.ok()) GTEST_SKIP() << none;
+  ExpectFp16IsPyTorchs(1, 0, GpuBackend());
+  ExpectFp16IsPyTorchs(2, 3, GpuBackend());
 }
 
 TEST_P(GpuTraining, Fp32StagesAgreeBitForBitWithOneRound) {

@@ -13,12 +13,12 @@
 
 namespace zeroshard {
 
-// All cases: what each covers is in the README.
+// All cases of make_reference.py: what each covers is in the README.
 std::vector<std::string> ReferenceNames();
 
 class Reference {
  public:
-  // `name`: one of ReferenceNames().
+  // `name`: one of ReferenceNames(), or gpt2_fp16 (make_fp16.py), which has no group "gradient".
   static absl::StatusOr<Reference> Load(const std::string& name);
 
   const v1::JobSpec& spec() const { return spec_; }
@@ -32,10 +32,10 @@ class Reference {
   absl::StatusOr<std::vector<float>> FlatUnit(const std::string& group,
                                               const UnitTable& unit) const;
 
-  // "loss", "grad_norm", "learning_rate", "gradient.loss", "logits".
+  // "loss", "grad_norm", "learning_rate", "gradient.loss", "logits"; of gpt2_fp16 "loss_scale".
   absl::StatusOr<std::vector<float>> Floats(const std::string& name) const;
   // "tokens", "targets", "gradient.tokens", "gradient.targets", "logits.positions", and where
-  // documents are masked "document_start", "gradient.document_start".
+  // documents are masked "document_start", "gradient.document_start"; of gpt2_fp16 "skipped".
   absl::StatusOr<std::vector<int32_t>> Ints(const std::string& name) const;
 
  private:

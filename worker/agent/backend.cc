@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/agent/cuda_backend.h"
 
@@ -30,7 +31,10 @@ WorkerBackend CommonBackend(int threads) {
 WorkerBackend CpuBackend(int threads) {
   WorkerBackend backend = CommonBackend(threads);
   backend.make_device = [] { return MakeCpuDevice(); };
-  backend.make_ops = [threads](Device*) { return MakeCpuOps(threads); };
+  backend.make_ops = [threads](Device*, const OpsOptions& options) {
+    if (options.tf32) LogInfo("tf32: true is for GPUs: --device cpu multiplies in full fp32");
+    return MakeCpuOps(threads);
+  };
   backend.make_communicator = [](const CommunicatorOptions& options, Rendezvous* rendezvous,
                                  Device* device) {
     return MakeGlooCommunicator(options, rendezvous, device);
@@ -76,7 +80,7 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& name, int threads,
                                           const std::string& collectives) {
   ZS_ASSIGN_OR_RETURN(WorkerBackend backend, DeviceBackend(name, threads, collectives));
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, backend.make_device());
-  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, backend.make_ops(device.get()));
+  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, backend.make_ops(device.get(), {}));
   backend.fingerprint = ops->Fingerprint();
   return backend;
 }

@@ -16,16 +16,23 @@
 
 namespace zeroshard {
 
+// What a job asks of its kernels.
+struct OpsOptions {
+  bool tf32 = false;  // JobSpec.tf32
+};
+
 struct WorkerBackend {
-  int threads = 1;          // of this worker's share of the host
-  std::string fingerprint;  // what jobs that must be bit-identical compare (Ops::Fingerprint)
+  int threads = 1;             // of this worker's share of the host
+  uint64_t device_memory = 0;  // bytes that the device has of its own; 0: it is the host
+  // What jobs that must be bit-identical compare (Ops::Fingerprint), of default OpsOptions.
+  std::string fingerprint;
   // As TokenDataset::Open.
   std::function<absl::StatusOr<std::unique_ptr<TokenDataset>>(
       const v1::DataSpec&, int64_t sequence, int64_t vocab_size, const DatasetOptions&)>
       open_data;
   std::function<absl::StatusOr<std::unique_ptr<Device>>()> make_device;
   // Lives no longer than the device.
-  std::function<absl::StatusOr<std::unique_ptr<Ops>>(Device*)> make_ops;
+  std::function<absl::StatusOr<std::unique_ptr<Ops>>(Device*, const OpsOptions&)> make_ops;
   std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const CommunicatorOptions&,
                                                               Rendezvous*, Device*)>
       make_communicator;

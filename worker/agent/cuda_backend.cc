@@ -21,16 +21,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeStagedGloo(const CommunicatorO
   return MakeStagedCommunicator(std::move(gloo), device);
 }
 
-// The kernels know fp32 and bf16.
-absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(const TrainerOptions& options) {
-  if (options.spec.fp16().enabled()) {
-    return absl::InvalidArgumentError(
-        "fp16.enabled: workers with --device cuda train in bf16 or fp32; write bf16: {enabled: "
-        "true} instead of fp16");
-  }
-  return Trainer::Create(options);
-}
-
 // What this host has not is an option that it cannot serve.
 absl::Status Refused(const absl::Status& status) {
   if (status.ok()) return status;
@@ -42,11 +32,13 @@ absl::Status Refused(const absl::Status& status) {
 absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
                                           Collectives collectives) {
   ZS_RETURN_IF_ERROR(Refused(CheckCudaDevice(ordinal)));
+  ZS_ASSIGN_OR_RETURN(common.device_memory, CudaMemoryBytes(ordinal));
   ZS_RETURN_IF_ERROR(Refused(cuda::LoadCublasLt().status()));
   if (collectives == Collectives::kNccl) ZS_RETURN_IF_ERROR(Refused(CheckNccl()));
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };
-  common.make_trainer = MakeTrainer;
-  common.make_ops = [](Device* device) { return MakeCudaOps(device); };
+  common.make_ops = [](Device* device, const OpsOptions& options) {
+    return MakeCudaOps(device, options.tf32);
+  };
   if (collectives == Collectives::kGloo) {
     common.make_communicator = MakeStagedGloo;
   } else {

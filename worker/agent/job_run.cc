@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/log.h"
+#include "common/plan/model_table.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
 #include "common/status_payloads.h"
@@ -29,7 +30,6 @@ using Steady = std::chrono::steady_clock;
 constexpr absl::Duration kFirstWord = absl::Seconds(2);
 constexpr size_t kMostText = 64 << 10;                  // bytes of a message, of a sample
 constexpr absl::Duration kStepLine = absl::Seconds(5);  // between two lines about steps in the log
-constexpr int64_t kMostStaged = int64_t{1} << 40;       // elements; no host has room for more
 
 template <typename Call>
 auto Guarded(Call call) -> decltype(call()) {
@@ -85,6 +85,8 @@ class JobRun::Observer : public TrainObserver {
   }
   void OnStep(const v1::StepRecord& record) override {
     ++run_->advances_;
+    if (record.step() >= run_->assign_.first_step()) parts_->metrics->CountStep();
+    run_->Measure(*parts_);
     if (reports_ == nullptr) return;
     reports_->Push(record);
     has_loss_ |= record.has_eval_loss();
@@ -216,6 +218,8 @@ v1::Progress JobRun::progress() const {
   progress.set_step(step_);
   progress.set_phase(phase_.load());
   progress.set_advances(advances_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (usage_.ByteSizeLong() != 0) *progress.mutable_usage() = usage_;
   return progress;
 }
 
@@ -252,13 +256,15 @@ absl::Status JobRun::Prepare(Parts* parts) {
   ZS_RETURN_IF_ERROR(Stopped());
   ZS_ASSIGN_OR_RETURN(parts->device, context_.backend->make_device());
   context_.metrics->SetMemory(&parts->device->memory());
-  ZS_ASSIGN_OR_RETURN(parts->ops, context_.backend->make_ops(parts->device.get()));
+  ZS_ASSIGN_OR_RETURN(parts->ops, context_.backend->make_ops(parts->device.get(), {.tf32 = spec.tf32()}));
 
   ClusterRendezvous rendezvous(context_.client, fence_, start, &waits_);
   ZS_RETURN_IF_ERROR(CompareData("data.train", parts->data.get(), &rendezvous));
   if (parts->eval_data != nullptr) {
     ZS_RETURN_IF_ERROR(CompareData("eval.data", parts->eval_data.get(), &rendezvous));
   }
+  if (spec.deterministic())
+    ZS_RETURN_IF_ERROR(CompareNumerics(parts->ops->Fingerprint(), &rendezvous));
   CommunicatorOptions options;
   options.rank = static_cast<int>(assign_.rank());
   options.size = static_cast<int>(assign_.world_size());
@@ -310,13 +316,14 @@ absl::Status JobRun::OpenStore(Parts* parts) {
   options.client = context_.client;
   options.presence = context_.presence;
   options.cancellation = &waits_;
-  // Of a device that is not the host: what may be on its way is what needs host memory.
-  const int64_t most =
-      std::min(kMostStaged, options.most_pushed) + std::min(kMostStaged, options.most_pulled);
-  const size_t host_bytes = static_cast<size_t>(most) * SizeOf(options.dtype);
   const DType type = options.dtype;
+  const int64_t most_pushed = options.most_pushed, most_pulled = options.most_pulled;
   ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
   if (!parts->device->is_host()) {
+    ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(assign_.spec().model()));
+    const size_t host_bytes =
+        StagedBytes(model, static_cast<int>(assign_.world_size()), static_cast<int>(assign_.rank()),
+                    type, most_pushed, most_pulled);
     parts->store = MakeStagedStore(std::move(parts->store), parts->device.get(), type, host_bytes);
   }
   context_.metrics->SetOffload(&parts->store->counters());
@@ -343,6 +350,7 @@ absl::Status JobRun::TrainWith(Parts* parts, std::string* digest) {
   const EndOfWaits end_of_waits{&waits_};
   Observer observer(this, parts, reports.get());
   training_ = true;
+  Measure(*parts);
   absl::Status status = Guarded([&] { return parts->trainer->Run(&observer, stop_); });
   if (absl::Status data = Observer::StatusOfData(*parts); !data.ok()) status = data;
   // As all ranks were asked to: nobody hangs up before everybody knows that it is complete.
@@ -412,6 +420,21 @@ absl::Status JobRun::CompareData(const std::string& what, const TokenDataset* da
                    what, ", rank 0 sees ", text, "; every worker must see the same files"));
 }
 
+absl::Status JobRun::CompareNumerics(const std::string& own, Rendezvous* rendezvous) {
+  if (assign_.world_size() == 1) return absl::OkStatus();
+  const std::string key = "numerics";
+  if (assign_.rank() == 0) return rendezvous->Put(key, own);
+  ZS_ASSIGN_OR_RETURN(
+      const std::string theirs,
+      rendezvous->Get(key, absl::Seconds(assign_.spec().timeouts().start_seconds())));
+  if (theirs == own) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", assign_.rank(), " on ", context_.host, " computes with \"", own,
+                   "\", rank 0 with \"", theirs,
+                   "\"; the ranks of a deterministic job need one numeric fingerprint: use workers "
+                   "of one kind and build, or deterministic: false"));
+}
+
 absl::Status JobRun::Barrier(const std::string& name, uint32_t seconds) {
   Enter("waiting");
   const auto start = Steady::now();
@@ -435,11 +458,35 @@ bool JobRun::SendEnd(const absl::Status& status, const std::string& digest, absl
     if (auto rank = BlamedRank(status); rank.has_value()) request.set_blamed_rank(*rank);
     request.set_nonfinite(IsNonFinite(status));
   }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (usage_.ByteSizeLong() != 0) *request.mutable_usage() = usage_;
+  }
   const absl::Status sent = context_.client->ReportEnd(request, timeout, cancellation);
   if (sent.ok() || cancellation->cancelled() || absl::IsDeadlineExceeded(sent)) return sent.ok();
   LogWarning("job ", assign_.job(),
              ": the coordinator refused the report of the end: ", sent.message());
   return true;  // said and answered; there is nothing to add
+}
+
+void JobRun::Measure(const Parts& parts) {
+  const MemoryAccounting& memory = parts.device->memory();
+  const auto bytes = [&memory](MemoryKind kind) {
+    return static_cast<uint64_t>(memory.Bytes(kind));
+  };
+  const StepTraffic last = parts.trainer->last_step();
+  v1::RankUsage usage;
+  usage.set_parameter_bytes(bytes(MemoryKind::kParameters));
+  usage.set_gradient_bytes(bytes(MemoryKind::kGradients));
+  usage.set_optimizer_bytes(bytes(MemoryKind::kOptimizer));
+  usage.set_activation_bytes(bytes(MemoryKind::kActivations));
+  usage.set_buffer_peak_bytes(static_cast<uint64_t>(memory.PeakBytes(MemoryKind::kBuffers)));
+  usage.set_step(last.step);
+  usage.set_traffic_bytes(last.sent);
+  usage.set_push_bytes(last.pushed);
+  usage.set_pull_bytes(last.pulled);
+  std::lock_guard<std::mutex> lock(mutex_);
+  usage_ = std::move(usage);
 }
 
 void JobRun::Enter(const char* phase) {

@@ -71,6 +71,9 @@ class JobRun {
   absl::Status OpenData(Parts* parts);
   absl::Status CompareData(const std::string& what, const TokenDataset* data,
                            Rendezvous* rendezvous);
+  // The coordinator has compared what the workers register with; this is what the job made of it
+  // (tf32).
+  absl::Status CompareNumerics(const std::string& own, Rendezvous* rendezvous);
   // What a run that is stopped says: also what it had saved before.
   absl::Status WithSaved(const absl::Status& stopped) const;
   absl::Status WithLeaving(const absl::Status& status) const;
@@ -78,6 +81,8 @@ class JobRun {
   bool SendEnd(const absl::Status& status, const std::string& digest, absl::Duration timeout,
                Cancellation* cancellation);
   void Enter(const char* phase);
+  // Remembers what the rank holds now, and moved last.
+  void Measure(const Parts& parts);
   // The reason of Stop, or OK.
   absl::Status Stopped() const;
 
@@ -100,6 +105,7 @@ class JobRun {
 
   mutable std::mutex mutex_;
   absl::Status stopped_;
+  v1::RankUsage usage_;  // after the last step
   std::string leaving_;  // why the worker leaves
   std::string saved_;    // the trainer's words, once all ranks have saved and stopped
 

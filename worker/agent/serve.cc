@@ -40,6 +40,13 @@ void AddWorkerOptions(CLI::App* app, WorkerOptions* options) {
          "worker is told to leave (SIGTERM, SIGINT). 0: it is stopped at once.")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
+  app->add_option("--memory-limit", options->memory_limit,
+                  "What a job may take of the device's memory, for example 60GiB: jobs whose plan "
+                  "takes more are not placed here. Default: all that the GPU has, or that the host "
+                  "or this process's control group has for its workers together.")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::PositiveNumber)
+      ->type_name("SIZE");
   app->add_flag("!--no-shared-memory", options->shared_memory,
                 "Exchange gradients and parameters with shard stores of this host over their "
                 "sockets too, instead of through /dev/shm. Slower; to find faults.");
@@ -65,6 +72,11 @@ int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   session.hello.set_device(options.device.substr(0, options.device.find(':')));
   session.hello.set_threads(static_cast<uint32_t>(options.threads));
   session.hello.set_fingerprint(backend->fingerprint);
+  const uint64_t has =
+      backend->device_memory != 0 ? backend->device_memory : session.hello.memory_bytes();
+  metrics->SetDeviceMemory(has);
+  session.hello.set_device_memory_bytes(
+      options.memory_limit == 0 ? has : std::min(has, options.memory_limit));
   WorkerAgent agent(session, &*backend, metrics.get());
   SetLogSink([lines = agent.session()->log_queue()](LogLevel, const std::string& line) {
     lines->Add(line);

@@ -16,6 +16,7 @@ struct WorkerOptions {
   int threads = 1;
   double shutdown_grace_seconds = 30;
   bool shared_memory = true;  // with stores of this host
+  uint64_t memory_limit = 0;  // of the device, for a job; 0: all it has
 };
 
 // Every option of the daemon, into `options`, which outlives `app`. By default a worker computes

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -74,6 +75,31 @@ struct ReduceScatterArgs {
   bool accumulate = false;
 };
 
+// One gather of several that belong together: the arguments of AllGather.
+struct GatherPart {
+  void* buffer = nullptr;
+  int64_t count = 0;
+};
+
+// Keeps memory registered for as long as it lives; movable. Goes before the memory and before the
+// communicator, and once no operation uses the memory any more.
+class Registration {
+ public:
+  Registration() = default;
+  explicit Registration(std::function<void()> end) : end_(std::move(end)) {}
+  Registration(Registration&& other) noexcept : end_(std::exchange(other.end_, nullptr)) {}
+  Registration& operator=(Registration&& other) noexcept {
+    std::swap(end_, other.end_);
+    return *this;
+  }
+  ~Registration() {
+    if (end_) end_();
+  }
+
+ private:
+  std::function<void()> end_;
+};
+
 // Thread-safe, except for destruction. The destructor ends pending operations with ABORTED and does
 // not wait for peers (only for the events that pending operations start after).
 class Communicator {
@@ -86,6 +112,10 @@ class Communicator {
   // there.
   virtual Event AllGather(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
                           const Event& after = {}) = 0;
+  // The same of several buffers, in one operation where that is cheaper: an event each, which may
+  // be the same one.
+  virtual std::vector<Event> AllGatherTogether(const std::vector<GatherPart>& parts, DType type,
+                                               const CollectiveInfo& info, const Event& after = {});
   virtual Event ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
                               const Event& after = {}) = 0;
   // Sum in rank order in fp32, the same bits on all ranks; type fp32, bf16 or fp16 (rounded once).
@@ -101,6 +131,11 @@ class Communicator {
 
   // AllGather of `bytes` a rank in host memory; waits. For what ranks tell each other.
   virtual absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) = 0;
+
+  // Memory of the device that collectives will use again and again, which the backend may then read
+  // and write without a copy of its own. All ranks register corresponding memory, in the same order
+  // as their operations. Waits for the operations before it; their errors, or the backend's.
+  virtual absl::StatusOr<Registration> Register(void* data, size_t bytes) { return Registration(); }
 
   // Any thread: every pending and later operation ends with ABORTED and this reason, promptly.
   virtual void Abort(const std::string& reason) = 0;

@@ -86,6 +86,18 @@ class Stream {
   virtual Event Record() = 0;
 };
 
+// Splits the time of a compute stream, busy or idle, into laps that follow each other without a
+// gap, each counted for a label of the caller's. Nobody waits for it: a lap is known once the
+// stream has passed its end. Not thread-safe; the device must outlive it.
+class LapTimer {
+ public:
+  virtual ~LapTimer() = default;
+  // Behind what the stream was given so far the lap under way ends and the next one begins.
+  virtual void Begin(int label) = 0;
+  // Calls `add` for each lap that is over and was not told of yet, from the oldest on.
+  virtual void Collect(const std::function<void(int label, uint64_t nanoseconds)>& add) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -101,6 +113,13 @@ class Device {
   virtual bool is_host() const = 0;
   virtual const MemoryAccounting& memory() const = 0;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
+
+  // Null where the compute stream runs on the caller's thread: the host's clock serves there.
+  virtual std::unique_ptr<LapTimer> NewLapTimer() { return nullptr; }
+  // Name what the calling thread does in between, for the device's profiler; ranges nest. Nothing
+  // happens where there is none.
+  virtual void BeginRange(const std::string& name) {}
+  virtual void EndRange() {}
 };
 
 // Copies on the compute stream, after what was enqueued there before, and waits for it.

@@ -25,14 +25,11 @@ class GeluMlp : public Mlp {
 
   absl::Status BackwardContract(const Pass& pass, const void* d_out) override {
     pass.BiasGradient(proj_bias_, d_out);
-    absl::Status status = pass.MatrixGradient(proj_, Activation(pass), d_out, inner_, hidden_);
+    const absl::Status status =
+        pass.MatrixGradient(proj_, Activation(pass), d_out, inner_, hidden_);
     if (!status.ok()) return status;
-    void* wide = pass.At("wide");
-    status =
-        pass.Product(d_out, false, pass.Parameter(proj_), true, wide, pass.rows, inner_, hidden_);
-    if (!status.ok()) return status;
-    pass.ops().GeluBackward(wide, pass.At("mlp.fc"), pass.rows * inner_, pass.dtype(), wide);
-    return absl::OkStatus();
+    return pass.ProductGeluBackward(d_out, pass.Parameter(proj_), pass.At("mlp.fc"),
+                                    pass.At("wide"), pass.rows, inner_, hidden_);
   }
 
   absl::Status BackwardExpand(const Pass& pass, const void* in) override {

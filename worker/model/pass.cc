@@ -37,14 +37,12 @@ void* Pass::At(absl::string_view name) const {
   return static_cast<char*>(ctx.scratch) + entry->offset;
 }
 
-absl::Status Pass::Product(const void* a, bool transpose_a, const void* b, bool transpose_b,
-                           void* c, int64_t m, int64_t n, int64_t k, const void* bias,
-                           bool accumulate) const {
+MatmulArgs Pass::Args(const void* a, bool transpose_a, const void* b, bool transpose_b, void* c,
+                      int64_t m, int64_t n, int64_t k) const {
   MatmulArgs args;
   args.a = a;
   args.b = b;
   args.c = c;
-  args.bias = bias;
   args.m = m;
   args.n = n;
   args.k = k;
@@ -52,8 +50,21 @@ absl::Status Pass::Product(const void* a, bool transpose_a, const void* b, bool 
   args.transpose_b = transpose_b;
   args.ab_type = dtype();
   args.c_type = dtype();
+  return args;
+}
+
+absl::Status Pass::Product(const void* a, bool transpose_a, const void* b, bool transpose_b,
+                           void* c, int64_t m, int64_t n, int64_t k, const void* bias,
+                           bool accumulate) const {
+  MatmulArgs args = Args(a, transpose_a, b, transpose_b, c, m, n, k);
+  args.bias = bias;
   args.accumulate = accumulate;
   return ops().Matmul(args);
+}
+
+absl::Status Pass::ProductGeluBackward(const void* a, const void* b, const void* x, void* c,
+                                       int64_t m, int64_t n, int64_t k) const {
+  return ops().MatmulGeluBackward(Args(a, false, b, true, c, m, n, k), x);
 }
 
 absl::Status Pass::MatrixGradient(const ParameterInfo& p, const void* a, const void* b, int64_t m,

@@ -86,11 +86,18 @@ struct Pass {
   absl::Status Product(const void* a, bool transpose_a, const void* b, bool transpose_b, void* c,
                        int64_t m, int64_t n, int64_t k, const void* bias = nullptr,
                        bool accumulate = false) const;
+  // The same product a[m,k] * b[n,k]^T as the gradient by GELU's output, made that by its input x.
+  absl::Status ProductGeluBackward(const void* a, const void* b, const void* x, void* c, int64_t m,
+                                   int64_t n, int64_t k) const;
   // The gradient of the matrix `p` [m,n] = a[rows,m]^T * b[rows,n]. Nothing where `p` is frozen.
   absl::Status MatrixGradient(const ParameterInfo& p, const void* a, const void* b, int64_t m,
                               int64_t n) const;
   // The gradient of the bias `p` [n]: the column sums of d [rows, n].
   void BiasGradient(const ParameterInfo& p, const void* d) const;
+
+ private:
+  MatmulArgs Args(const void* a, bool transpose_a, const void* b, bool transpose_b, void* c,
+                  int64_t m, int64_t n, int64_t k) const;
 };
 
 }  // namespace zeroshard

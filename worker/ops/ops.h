@@ -98,6 +98,14 @@ class Ops {
   virtual ~Ops() = default;
 
   virtual absl::Status Matmul(const MatmulArgs& args) = 0;
+  // The gradient by GELU's input x [m, n], of c_type, where the product is that by its output: as
+  // Matmul, then GeluBackward in place. A backend may do both at once and round the product once
+  // less. No bias, no accumulation.
+  virtual absl::Status MatmulGeluBackward(const MatmulArgs& args, const void* x) {
+    absl::Status status = Matmul(args);
+    if (status.ok()) GeluBackward(args.c, x, args.m * args.n, args.c_type, args.c);
+    return status;
+  }
 
   // out[c] (+)= sum over rows of x[rows, cols], added from row 0 on in a fixed order; out is
   // out_type.

@@ -21,6 +21,7 @@
 #include "worker/train/batch_buffers.h"
 #include "worker/train/evaluator.h"
 #include "worker/train/model_runner.h"
+#include "worker/train/phase_clock.h"
 #include "worker/train/restore.h"
 #include "worker/train/samples.h"
 #include "worker/train/save_loop.h"
@@ -37,35 +38,18 @@ uint64_t NanosecondsSince(SteadyTime start) {
           .count());
 }
 
-// Charges elapsed time to the current phase; waiting for other ranks and for stores apart.
-class PhaseClock {
+// The engine's waits are the clock's for as long as this lives.
+class ObservedWaits {
  public:
-  PhaseClock(TrainCounters* counters, const ZeroEngine* engine)
-      : counters_(*counters), engine_(*engine) {}
-
-  void Enter(StepPhase phase) {
-    const WaitTimes now = engine_.waited();
-    const uint64_t elapsed = NanosecondsSince(since_);
-    const uint64_t communication = now.communication - waited_.communication;
-    const uint64_t stores = now.stores - waited_.stores;
-    Charge(phase_, elapsed - std::min(elapsed, communication + stores));
-    Charge(StepPhase::kCommunication, communication);
-    Charge(StepPhase::kOffload, stores);
-    since_ = std::chrono::steady_clock::now();
-    waited_ = now;
-    phase_ = phase;
+  ObservedWaits(ZeroEngine* engine, WaitObserver* observer) : engine_(engine) {
+    engine->SetWaitObserver(observer);
   }
+  ~ObservedWaits() { engine_->SetWaitObserver(nullptr); }
+  ObservedWaits(const ObservedWaits&) = delete;
+  ObservedWaits& operator=(const ObservedWaits&) = delete;
 
  private:
-  void Charge(StepPhase phase, uint64_t nanoseconds) {
-    counters_.phase_nanoseconds[static_cast<size_t>(phase)] += nanoseconds;
-  }
-
-  TrainCounters& counters_;
-  const ZeroEngine& engine_;
-  SteadyTime since_ = std::chrono::steady_clock::now();
-  WaitTimes waited_;
-  StepPhase phase_ = StepPhase::kData;
+  ZeroEngine* const engine_;
 };
 
 // Whether the checkpoint is one of those in `dir`.
@@ -79,7 +63,10 @@ bool IsIn(const std::string& checkpoint, const std::string& dir) {
 class TrainerImpl : public Trainer {
  public:
   explicit TrainerImpl(const TrainerOptions& options)
-      : options_(options), order_(options.data->sample_count(), options.spec.seed()) {
+      : options_(options),
+        order_(options.data->sample_count(), options.spec.seed()),
+        meter_(&options.comm->traffic(),
+               options.store == nullptr ? nullptr : &options.store->counters()) {
     if (options_.files == nullptr) options_.files = &FileSystem::Real();
   }
 
@@ -128,24 +115,33 @@ class TrainerImpl : public Trainer {
     return engine_->GatherTensor(name);
   }
   const TrainCounters& counters() const override { return counters_; }
+  StepTraffic last_step() const override { return meter_.last(); }
 
  private:
   bool IsRankZero() const { return options_.comm->rank() == 0; }
 
   absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
-    PhaseClock clock(&counters_, engine_.get());
+    PhaseClock clock(&counters_, options_.device);
+    const ObservedWaits observed(engine_.get(), &clock);
+    return Steps(observer, stop, &clock);
+  }
+
+  absl::Status Steps(TrainObserver* observer, const std::atomic<bool>& stop, PhaseClock* clock) {
     const uint64_t last = options_.spec.steps();
     if (options_.evaluate && evaluator_ != nullptr)
-      ZS_RETURN_IF_ERROR(EvaluateBase(observer, stop, &clock));
+      ZS_RETURN_IF_ERROR(EvaluateBase(observer, stop, clock));
     for (uint64_t step = options_.first_step; step <= last; ++step) {
       step_ = step;
+      clock->BeginStep(step);
       const SteadyTime start = std::chrono::steady_clock::now();
-      ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, &clock));
-      ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, &clock));
+      ZS_ASSIGN_OR_RETURN(const StepTotals totals, Step(step, observer, stop, clock));
+      meter_.Mark(step);
+      if (MoreTravels(step, totals)) meter_.Spoil();
+      ZS_RETURN_IF_ERROR(Update(step, totals, start, observer, clock));
       SaveRequest request = Requested();
       v1::StepRecord record = MakeRecord(step, totals, start);
       if (evaluator_ != nullptr && IsDue(options_.spec.eval().interval_steps(), step)) {
-        ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(step, observer, stop, &clock));
+        ZS_ASSIGN_OR_RETURN(const double loss, Evaluate(step, observer, stop, clock));
         record.set_eval_loss(loss);
       }
       observer->OnStep(record);
@@ -153,15 +149,27 @@ class TrainerImpl : public Trainer {
         ZS_ASSIGN_OR_RETURN(const SaveRequest held, Hold(step, observer, stop));
         request = std::max(request, held);
       }
-      clock.Enter(StepPhase::kBarrier);
+      clock->Enter(StepPhase::kBarrier, "");
       ZS_RETURN_IF_ERROR(SaveIfDue(step, request, observer, stop));
       if (request == SaveRequest::kSaveAndStop && step < last) return Leave(step, observer, stop);
       if (samples_ != nullptr && IsDue(options_.spec.sample().interval_steps(), step))
-        ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, &clock));
+        ZS_RETURN_IF_ERROR(WriteSamples(step, observer, stop, clock));
     }
     // Also of a run that had nothing left to train.
     if (saves_ != nullptr) ZS_RETURN_IF_ERROR(FinishSave(last, observer, stop));
     return engine_->Drain();
+  }
+
+  // Whether from the exchange that ended `step` to the next one anything is sent that no plain step
+  // sends; or less, where an update is left out.
+  bool MoreTravels(uint64_t step, const StepTotals& totals) const {
+    const v1::JobSpec& spec = options_.spec;
+    const bool saving =
+        saves_ != nullptr && (!AllIdle(exchange_->flags()) || Requested() != SaveRequest::kNone ||
+                              IsDue(spec.checkpoint().interval_steps(), step));
+    return saving || totals.hold || totals.overflow ||
+           (evaluator_ != nullptr && IsDue(spec.eval().interval_steps(), step)) ||
+           (samples_ != nullptr && IsDue(spec.sample().interval_steps(), step));
   }
 
   absl::Status CheckStore() const {
@@ -282,7 +290,7 @@ class TrainerImpl : public Trainer {
   absl::StatusOr<StepTotals> Step(uint64_t step, TrainObserver* observer,
                                   const std::atomic<bool>& stop, PhaseClock* clock) {
     const auto progress = [&](StepPhase phase, const std::string& unit) {
-      clock->Enter(phase);
+      clock->Enter(phase, unit);
       observer->OnProgress(step, phase, unit);
     };
     std::vector<RoundStats> rounds;
@@ -372,11 +380,11 @@ class TrainerImpl : public Trainer {
   absl::Status Update(uint64_t step, const StepTotals& totals, SteadyTime start,
                       TrainObserver* observer, PhaseClock* clock) {
     const auto enter = [&](StepPhase phase, const char* what) {
-      clock->Enter(phase);
+      clock->Enter(phase, what);
       observer->OnProgress(step, phase, what);
     };
     if (saves_ != nullptr) {
-      clock->Enter(StepPhase::kBarrier);
+      clock->Enter(StepPhase::kBarrier, "");
       ZS_RETURN_IF_ERROR(saves_->Advance(observer));
       saves_->WaitForCopy(step, observer);
     }
@@ -435,7 +443,7 @@ class TrainerImpl : public Trainer {
     return evaluator_->Run(
         step,
         [&](StepPhase phase, const std::string& unit) {
-          clock->Enter(phase);
+          clock->Enter(phase, unit);
           observer->OnProgress(step, phase, unit);
         },
         stop);
@@ -455,7 +463,7 @@ class TrainerImpl : public Trainer {
   absl::Status WriteSamples(uint64_t step, TrainObserver* observer, const std::atomic<bool>& stop,
                             PhaseClock* clock) {
     const auto progress = [&](StepPhase phase, const std::string& unit) {
-      clock->Enter(phase);
+      clock->Enter(phase, unit);
       observer->OnProgress(step, phase, unit);
     };
     return samples_->Run(step, progress, stop, [&](const v1::SampleRecord& record) {
@@ -528,6 +536,7 @@ class TrainerImpl : public Trainer {
   Model model_;
   ZeroPolicy policy_;
   SampleOrder order_;
+  StepMeter meter_;
   int64_t position_ = 0;      // of the first sample of first_step
   v1::LossScale loss_scale_;  // of the step being trained, from its update on of the next
   double used_scale_ = 0;     // of the step last updated

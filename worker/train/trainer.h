@@ -16,6 +16,7 @@
 #include "worker/data/dataset.h"
 #include "worker/device/device.h"
 #include "worker/ops/ops.h"
+#include "worker/train/step_meter.h"
 #include "worker/zero/state_store.h"
 #include "zeroshard/v1/cluster.pb.h"
 #include "zeroshard/v1/job.pb.h"
@@ -127,6 +128,8 @@ class Trainer {
   virtual absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) = 0;
 
   virtual const TrainCounters& counters() const = 0;
+  // Of a trainer that counts it; thread-safe.
+  virtual StepTraffic last_step() const { return {}; }
 };
 
 }  // namespace zeroshard

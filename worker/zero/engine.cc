@@ -52,12 +52,12 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
   ZS_RETURN_IF_ERROR(engine->Allocate());
+  ZS_RETURN_IF_ERROR(engine->RegisterBuffers());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
   engine->reducer_ =
       std::make_unique<GradientReducer>(policy, units, comm, device, ops, engine->pusher_.get());
-  engine->gather_ =
-      std::make_unique<ParameterGather>(policy, units, comm, device, ops, store, &engine->waited_);
+  engine->gather_ = std::make_unique<ParameterGather>(policy, units, comm, device, ops, store);
   if (store != nullptr) {
     ZS_RETURN_IF_ERROR(engine->gather_->PullAll());
   } else {
@@ -84,11 +84,32 @@ absl::Status ZeroEngine::Allocate() {
   return absl::OkStatus();
 }
 
+absl::Status ZeroEngine::RegisterBuffers() {
+  const auto add = [this](const Buffer& buffer) -> absl::Status {
+    ZS_ASSIGN_OR_RETURN(Registration registration, comm_->Register(buffer.data(), buffer.bytes()));
+    registered_.push_back(std::move(registration));
+    return absl::OkStatus();
+  };
+  // The same on every rank, whatever it owns.
+  for (const UnitState& unit : units_) {
+    if (!unit.trained) continue;
+    if (unit.resident && policy_.options.stage > 0) ZS_RETURN_IF_ERROR(add(unit.parameters));
+    if (policy_.gradient_mode == GradientMode::kFullWire) ZS_RETURN_IF_ERROR(add(unit.gradient));
+    if (unit.full_gradient.bytes() > 0) ZS_RETURN_IF_ERROR(add(unit.full_gradient));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ZeroEngine::LoadMoments(StateKind kind, const ParameterSource& source,
                                      const std::atomic<bool>* stop) {
   if (store_ != nullptr)
     return absl::FailedPreconditionError("the moments are in the shard stores");
   return FillMoments(kind, source, &units_, device_, stop);
+}
+
+void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
+  waits_ = observer;
+  gather_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
@@ -156,13 +177,13 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
 absl::Status ZeroEngine::AfterBackward(int unit) {
   EndUses();
   if (unit != 0) return absl::OkStatus();
-  Waiting waiting(&waited_.communication);
+  Waiting waiting(waits_, WaitKind::kRanks);
   return rows_->Reduce(step_, round_, policy_.Contributors(round_));
 }
 
 absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_nonfinite) {
   {
-    Waiting waiting(&waited_.communication);
+    Waiting waiting(waits_, WaitKind::kRanks);
     ZS_RETURN_IF_ERROR(reducer_->FinishRounds());
     ZS_RETURN_IF_ERROR(rows_->Join());
   }
@@ -175,7 +196,7 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
   const Event read = ReadSquares();
   if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
   if (pusher_ != nullptr) {
-    Waiting waiting(&waited_.stores);
+    Waiting waiting(waits_, WaitKind::kStores);
     ZS_RETURN_IF_ERROR(pusher_->Drain());
   }
   ZS_RETURN_IF_ERROR(read.Wait());
@@ -204,37 +225,49 @@ Event ZeroEngine::ReadSquares() {
 // Stage 0 updates everything everywhere: the sums go from their owners to all.
 absl::Status ZeroEngine::GatherShardedGradients() {
   const DType wire = policy_.options.dtype;
-  std::vector<Event> events;
-  std::vector<Buffer> rounded;
+  std::vector<GatherPart> together;
   for (UnitState& unit : units_) {
     if (!unit.trained) continue;
+    if (policy_.gradient_mode == GradientMode::kFullAccumulate && unit.gradient_type != wire) {
+      ZS_RETURN_IF_ERROR(GatherThroughWire(&unit));
+      continue;
+    }
     void* whole = unit.gradient.data();
     if (policy_.gradient_mode == GradientMode::kShard) whole = unit.full_gradient.data();
-    if (unit.gradient_type != wire && policy_.gradient_mode == GradientMode::kFullAccumulate) {
-      ZS_ASSIGN_OR_RETURN(
-          Buffer buffer,
-          reducer_->TakeTransient(static_cast<size_t>(unit.layout.Padded()) * SizeOf(wire)));
-      whole = buffer.data();
-      rounded.push_back(std::move(buffer));
-    }
-    if (whole != unit.gradient.data() && unit.owned() > 0) {
-      ops_->Convert(unit.Gradient(unit.own_begin), unit.gradient_type, unit.owned(),
-                    static_cast<char*>(whole) + unit.own_begin * static_cast<int64_t>(SizeOf(wire)),
-                    wire);
-    }
-    events.push_back(comm_->AllGather(
-        whole, unit.layout.shard, wire,
-        {.phase = Phase::kStep, .unit = unit.table->name, .step = step_}, compute_->Record()));
-    if (rounded.empty()) continue;
-    Waiting waiting(&waited_.communication);
-    ZS_RETURN_IF_ERROR(compute_->WaitFor(events.back()));
-    ops_->Convert(whole, wire, unit.layout.length, unit.gradient.data(), DType::kF32);
-    reducer_->GiveTransient(std::move(rounded.back()));
-    rounded.clear();
+    if (whole != unit.gradient.data()) OwnSumsTo(unit, whole);
+    together.push_back({whole, unit.layout.shard});
   }
-  Waiting waiting(&waited_.communication);
+  if (together.empty()) return absl::OkStatus();
+  const std::vector<Event> events = comm_->AllGatherTogether(
+      together, wire, {.phase = Phase::kStep, .unit = "gradients", .step = step_},
+      compute_->Record());
+  Waiting waiting(waits_, WaitKind::kRanks);
   for (const Event& event : events) ZS_RETURN_IF_ERROR(compute_->WaitFor(event));
   return absl::OkStatus();
+}
+
+// Sums that are kept in fp32 travel in the wire type, which they were rounded to.
+absl::Status ZeroEngine::GatherThroughWire(UnitState* unit) {
+  const DType wire = policy_.options.dtype;
+  ZS_ASSIGN_OR_RETURN(Buffer whole, reducer_->TakeTransient(
+                                        static_cast<size_t>(unit->layout.Padded()) * SizeOf(wire)));
+  OwnSumsTo(*unit, whole.data());
+  const Event gathered = comm_->AllGather(
+      whole.data(), unit->layout.shard, wire,
+      {.phase = Phase::kStep, .unit = unit->table->name, .step = step_}, compute_->Record());
+  Waiting waiting(waits_, WaitKind::kRanks);
+  ZS_RETURN_IF_ERROR(compute_->WaitFor(gathered));
+  ops_->Convert(whole.data(), wire, unit->layout.length, unit->gradient.data(), DType::kF32);
+  reducer_->GiveTransient(std::move(whole));
+  return absl::OkStatus();
+}
+
+void ZeroEngine::OwnSumsTo(const UnitState& unit, void* whole) {
+  const DType wire = policy_.options.dtype;
+  if (unit.owned() == 0) return;
+  ops_->Convert(unit.Gradient(unit.own_begin), unit.gradient_type, unit.owned(),
+                static_cast<char*>(whole) + unit.own_begin * static_cast<int64_t>(SizeOf(wire)),
+                wire);
 }
 
 void ZeroEngine::UpdateUnit(UnitState* unit, const AdamWArgs& args) {
@@ -246,6 +279,7 @@ void ZeroEngine::UpdateUnit(UnitState* unit, const AdamWArgs& args) {
     if (!info.trainable || begin >= end) continue;
     AdamWArgs adamw = args;
     if (!info.decay) adamw.weight_decay = 0;
+    adamw.rounding = unit->rounding.From(begin);
     const void* gradient =
         full ? unit->full_gradient.as<char>() + begin * static_cast<int64_t>(SizeOf(gradient_type))
              : unit->Gradient(begin);

@@ -123,13 +123,15 @@ class ZeroEngine {
   // rounded to the compute type). NOT_FOUND names the nearest tensors.
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name);
 
-  // How long the calling thread waited so far.
-  const WaitTimes& waited() const { return waited_; }
+  // Told of every wait from now on; null: nobody.
+  void SetWaitObserver(WaitObserver* observer);
 
  private:
   ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
              StateStore* store);
   absl::Status Allocate();
+  // What takes part in collectives from the beginning to the end: whole parameters and gradients.
+  absl::Status RegisterBuffers();
   // This rank's part of a digest.
   absl::StatusOr<WeightDigest> OwnDigest(StateKind kind, bool as_filled) const;
   absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
@@ -137,6 +139,9 @@ class ZeroEngine {
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
   void EndUses();
   absl::Status GatherShardedGradients();
+  absl::Status GatherThroughWire(UnitState* unit);
+  // This rank's sums to their place in the unit's `whole` gradient of the wire type.
+  void OwnSumsTo(const UnitState& unit, void* whole);
   void UpdateUnit(UnitState* unit, const AdamWArgs& args);
   struct Located {
     UnitState* unit;
@@ -160,6 +165,7 @@ class ZeroEngine {
   Communicator* comm_;
   StateStore* store_;
   std::vector<UnitState> units_;
+  std::vector<Registration> registered_;    // of their memory
   std::unique_ptr<GradientPusher> pusher_;  // with a store
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<ParameterGather> gather_;
@@ -171,7 +177,7 @@ class ZeroEngine {
   const std::vector<UnitUse>* uses_ = nullptr;  // of the micro-batch
   size_t next_use_ = 0;
   std::vector<int> open_uses_;  // of the current unit
-  WaitTimes waited_;
+  WaitObserver* waits_ = nullptr;
   Buffer squares_, read_squares_;  // NormAccumulator by unit: the device's, the host's
   Event updated_;                  // the state is that of the last Update
 };

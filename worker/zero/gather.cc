@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -9,6 +10,10 @@
 
 namespace zeroshard {
 namespace {
+
+// Gathers of fewer elements than this are put on their way together: they cost latency rather than
+// bandwidth, while larger ones had better not wait for each other.
+constexpr int64_t kGatherTogether = int64_t{1} << 23;
 
 // Offloaded parameters are bounded in bytes too: buffers that were given back count.
 BufferPool MakePool(const ZeroOptions& options, Device* device) {
@@ -21,15 +26,13 @@ BufferPool MakePool(const ZeroOptions& options, Device* device) {
 }  // namespace
 
 ParameterGather::ParameterGather(const ZeroPolicy* policy, std::vector<UnitState>* units,
-                                 Communicator* comm, Device* device, Ops* ops, StateStore* store,
-                                 WaitTimes* times)
+                                 Communicator* comm, Device* device, Ops* ops, StateStore* store)
     : policy_(*policy),
       units_(*units),
       comm_(comm),
       ops_(ops),
       compute_(device->compute()),
       store_(store),
-      times_(*times),
       pool_(MakePool(policy->options, device)),
       uses_(&policy->uses),
       gathered_(policy->uses.size()),
@@ -58,12 +61,14 @@ void ParameterGather::BeginPass(const std::vector<UnitUse>* uses) {
 }
 
 absl::Status ParameterGather::Wait(const Event& pulled, const Event& rest) {
-  {
-    Waiting waiting(&times_.stores);
-    ZS_RETURN_IF_ERROR(compute_->WaitFor(pulled));
-  }
-  Waiting waiting(&times_.communication);
-  return compute_->WaitFor(rest);
+  ZS_RETURN_IF_ERROR(WaitFor(pulled, WaitKind::kStores));
+  return WaitFor(rest, WaitKind::kRanks);
+}
+
+absl::Status ParameterGather::WaitFor(const Event& event, WaitKind kind) {
+  if (event.state() == nullptr) return absl::OkStatus();
+  Waiting waiting(waits_, kind);
+  return compute_->WaitFor(event);
 }
 
 absl::Status ParameterGather::Issue(int use, uint64_t step) {
@@ -158,12 +163,37 @@ absl::Status ParameterGather::GatherWhole(size_t u) {
   return policy_.options.overlap ? absl::OkStatus() : Wait(renewal.pulled, renewal.whole);
 }
 
+absl::Status ParameterGather::GatherTogether(const std::vector<size_t>& units) {
+  if (units.empty()) return absl::OkStatus();
+  std::vector<GatherPart> parts;
+  for (size_t u : units) parts.push_back({units_[u].parameters.data(), units_[u].layout.shard});
+  std::string names = units_[units.front()].table->name;
+  if (units.size() > 1) names += " to " + units_[units.back()].table->name;
+  const std::vector<Event> events = comm_->AllGatherTogether(
+      parts, policy_.options.dtype,
+      {.phase = Phase::kStep, .unit = std::move(names), .step = version_}, compute_->Record());
+  for (size_t i = 0; i < units.size(); ++i) {
+    renewals_[units[i]].whole = events[i];
+    if (!policy_.options.overlap) ZS_RETURN_IF_ERROR(WaitFor(events[i], WaitKind::kRanks));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ParameterGather::GatherUpdated(uint64_t step) {
   version_ = step;
   if (policy_.options.stage == 0) return absl::OkStatus();
-  for (size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].resident && units_[u].trained) ZS_RETURN_IF_ERROR(GatherWhole(u));
-  return absl::OkStatus();
+  std::vector<size_t> together;
+  int64_t elements = 0;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u].resident || !units_[u].trained) continue;
+    together.push_back(u);
+    elements += units_[u].layout.length;
+    if (elements < kGatherTogether) continue;
+    ZS_RETURN_IF_ERROR(GatherTogether(together));
+    together.clear();
+    elements = 0;
+  }
+  return GatherTogether(together);
 }
 
 void ParameterGather::PullKept(bool frozen) {
@@ -184,7 +214,7 @@ absl::Status ParameterGather::PullAll() {
   PullKept(true);
   // The ranks meet when their own parts are there: one that has an error to tell waits for nobody.
   for (const Renewal& renewal : renewals_) {
-    Waiting waiting(&times_.stores);
+    Waiting waiting(waits_, WaitKind::kStores);
     const absl::Status status = renewal.pulled.Wait();
     if (status.ok()) continue;
     store_->Abort(std::string(status.message()));  // the others' need not come any more
@@ -206,13 +236,14 @@ absl::Status ParameterGather::PullUpdated(uint64_t step) {
 absl::Status ParameterGather::Drain() {
   for (size_t u = 0; u < renewals_.size(); ++u)
     if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
+  const auto await = [this](const Event& event, WaitKind kind) {
+    if (event.state() == nullptr) return absl::OkStatus();
+    Waiting waiting(waits_, kind);
+    return event.Wait();
+  };
   for (Renewal& renewal : renewals_) {
-    {
-      Waiting waiting(&times_.stores);
-      ZS_RETURN_IF_ERROR(renewal.pulled.Wait());
-    }
-    Waiting waiting(&times_.communication);
-    ZS_RETURN_IF_ERROR(renewal.whole.Wait());
+    ZS_RETURN_IF_ERROR(await(renewal.pulled, WaitKind::kStores));
+    ZS_RETURN_IF_ERROR(await(renewal.whole, WaitKind::kRanks));
     renewal = {};
   }
   return absl::OkStatus();

@@ -23,12 +23,14 @@ namespace zeroshard {
 
 class ParameterGather {
  public:
-  // All outlive this; `store` is null without offload. What is waited for is added to `times`.
-  // Every rank makes the same calls in the same order.
+  // All outlive this; `store` is null without offload. Every rank makes the same calls in the same
+  // order.
   ParameterGather(const ZeroPolicy* policy, std::vector<UnitState>* units, Communicator* comm,
-                  Device* device, Ops* ops, StateStore* store, WaitTimes* times);
+                  Device* device, Ops* ops, StateStore* store);
   // Waits: what is on its way writes to the units and to buffers owned here.
   ~ParameterGather();
+
+  void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
 
   // Offload, before anything else: all that this rank keeps, frozen units too, of the version that
   // the job starts from.
@@ -68,8 +70,11 @@ class ParameterGather {
   absl::Status Prefetch(int use, uint64_t step);
   void PullKept(bool frozen);
   absl::Status GatherWhole(size_t unit);
+  // Several whose shards are there, as one operation.
+  absl::Status GatherTogether(const std::vector<size_t>& units);
   // What is computed from here on waits for the pull and for the rest.
   absl::Status Wait(const Event& pulled, const Event& rest);
+  absl::Status WaitFor(const Event& event, WaitKind kind);
   bool Pulls(const UnitState& unit) const { return store_ != nullptr && !unit.keeps_parameters; }
 
   const ZeroPolicy& policy_;
@@ -78,7 +83,7 @@ class ParameterGather {
   Ops* ops_;
   Stream* const compute_;
   StateStore* const store_;
-  WaitTimes& times_;
+  WaitObserver* waits_ = nullptr;
   BufferPool pool_;
   const std::vector<UnitUse>* uses_;
   std::vector<Gathered> gathered_;  // by use

@@ -1,5 +1,6 @@
 #include "worker/zero/staged_store.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -77,6 +78,17 @@ class StagedStore : public StateStore {
 };
 
 }  // namespace
+
+size_t StagedBytes(const ModelTable& model, int world, int rank, DType type, int64_t most_pushed,
+                   int64_t most_pulled) {
+  int64_t owned = 0;
+  for (const UnitTable& unit : model.units) {
+    const ShardLayout layout = ShardLayout::Make(unit.length, world);
+    owned += layout.End(rank) - layout.Begin(rank);
+  }
+  const int64_t elements = std::min(owned, most_pushed) + std::min(owned, most_pulled);
+  return static_cast<size_t>(elements) * SizeOf(type);
+}
 
 std::unique_ptr<StateStore> MakeStagedStore(std::unique_ptr<StateStore> inner, Device* device,
                                             DType type, size_t host_bytes) {

@@ -5,11 +5,18 @@
 #include <cstddef>
 #include <memory>
 
+#include "common/plan/model_table.h"
 #include "common/types.h"
 #include "worker/device/device.h"
 #include "worker/zero/state_store.h"
 
 namespace zeroshard {
+
+// What a rank of `world` needs of it at most, in bytes: in each direction what the job lets be on
+// its way (`most_pushed`, `most_pulled`, in elements), but never more than the rank owns of the
+// model: that much it pushes and, where it keeps it, pulls in a step.
+size_t StagedBytes(const ModelTable& model, int world, int rank, DType type, int64_t most_pushed,
+                   int64_t most_pulled);
 
 // Over `inner`, which sees host memory alone; `type` is that of gradients on the wire and of
 // parameters. A push copies to host memory after `after` and then pushes; a pull runs at once, and

@@ -51,7 +51,8 @@ absl::Status SetRange(UnitState* unit, int64_t begin, absl::Span<const float> va
     const void* written = held;
     if (unit->dtype != DType::kF32) {
       rounded.resize(bytes);
-      cpu::Convert(held, DType::kF32, to - from, rounded.data(), unit->dtype, 1);
+      cpu::RoundParameters(held, to - from, unit->rounding.From(from), rounded.data(), unit->dtype,
+                           1);
       written = rounded.data();
     }
     ZS_RETURN_IF_ERROR(CopyAndWait(device, unit->Parameter(from), written, bytes));
@@ -92,6 +93,7 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
     s.resident = policy.resident[u];
     s.trained = policy.trained[u];
     s.dtype = policy.options.dtype;
+    if (s.trained) s.rounding = policy.options.rounding.At(static_cast<int>(u), 0);
     s.keeps_parameters = policy.KeepsParameters(static_cast<int>(u));
     const int64_t held = !s.keeps_parameters ? 0 : s.resident ? s.layout.Padded() : s.owned();
     ZS_ASSIGN_OR_RETURN(s.parameters, device->Allocate(static_cast<size_t>(held) * SizeOf(s.dtype),

@@ -25,6 +25,7 @@ struct UnitState {
   bool trained = true;
   bool keeps_parameters = true;       // whole or its shard; else they are pulled for each use
   DType dtype = DType::kF32;          // of the parameters
+  Rounding rounding;                  // of master weights, from element 0 on
   DType gradient_type = DType::kF32;  // of `gradient`
   int64_t gradient_begin = 0;         // element at gradient's start
 

@@ -1,32 +1,35 @@
-// How long the training thread waited. Not thread-safe.
+// Tells whoever measures it that the training thread, or on a device the compute stream, waits.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 
 namespace zeroshard {
 
-// Nanoseconds so far, by what was waited for.
-struct WaitTimes {
-  uint64_t communication = 0;  // other ranks
-  uint64_t stores = 0;         // the shard stores
+// What is waited for: other ranks, or the shard stores.
+enum class WaitKind : uint8_t { kRanks, kStores };
+
+// Called on the training thread. Waits do not nest.
+class WaitObserver {
+ public:
+  virtual ~WaitObserver() = default;
+  virtual void BeginWait(WaitKind kind) = 0;
+  virtual void EndWait() = 0;
 };
 
-// Adds the time it lives to a counter.
+// A wait for as long as it lives. `observer` may be null.
 class Waiting {
  public:
-  explicit Waiting(uint64_t* total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  Waiting(WaitObserver* observer, WaitKind kind) : observer_(observer) {
+    if (observer_ != nullptr) observer_->BeginWait(kind);
+  }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
   ~Waiting() {
-    *total_ += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                         std::chrono::steady_clock::now() - start_)
-                                         .count());
+    if (observer_ != nullptr) observer_->EndWait();
   }
 
  private:
-  uint64_t* total_;
-  std::chrono::steady_clock::time_point start_;
+  WaitObserver* const observer_;
 };
 
 }  // namespace zeroshard

@@ -98,7 +98,8 @@ absl::Status Run(const Options& options) {
 
   std::vector<std::shared_ptr<MemoryChunk>> plain;
   for (const uint32_t id : ids) {
-    ZS_ASSIGN_OR_RETURN(plain.emplace_back(), DescribeChunk(id, table[id], model, DType::kBF16));
+    ZS_ASSIGN_OR_RETURN(plain.emplace_back(),
+                        DescribeChunk(id, table[id], model, DType::kBF16, {}));
     plain.back()->node = static_cast<int>(id) % pool.nodes();
   }
   ZS_RETURN_IF_ERROR(AllocateChunks(plain, false, "the loop", &budget));

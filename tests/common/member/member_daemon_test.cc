@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/exit_codes.h"
+#include "common/health_client.h"
 #include "tests/common/member/fake_cluster.h"
 
 namespace zeroshard {
@@ -88,6 +91,63 @@ TEST(MemberDaemonTest, WhereNobodyAnswersTheCoordinatorIsMissing) {
   std::string said;
   EXPECT_EQ(GiveUp(address, &said), kExitUnavailable);
   EXPECT_THAT(said, AllOf(HasSubstr("no coordinator at " + address), HasSubstr("--coordinator")));
+}
+
+bool Serves(const std::string& address, const std::string& service) {
+  const auto serving = CheckHealth(address, service, absl::Seconds(30));
+  EXPECT_TRUE(serving.ok()) << serving.status();
+  return serving.ok() && *serving;
+}
+
+// Looks until it is so; false when it never is.
+bool BecomesReady(const std::string& address, bool wanted) {
+  const auto end = std::chrono::steady_clock::now() + FakeCluster::kPatience;
+  while (Serves(address, "ready") != wanted) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+TEST(MemberDaemonTest, IsReadyWhileRegisteredAndNotWhileDrainingAndAliveAllTheTime) {
+  FakeCluster cluster;
+  ShutdownSignal signal;
+  MemberDaemonOptions options;
+  options.kind = v1::MEMBER_KIND_STORE;
+  options.program = "zeroshard-store";
+  options.name = "s0";
+  options.coordinator = cluster.address();
+  options.listen = options.metrics_listen = options.health_listen = "127.0.0.1:0";
+  auto daemon = MemberDaemon::Start(options);
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const std::string health = (*daemon)->health_address();
+  EXPECT_TRUE(Serves(health, ""));
+  EXPECT_FALSE(Serves(health, "ready")) << "before it is registered";
+
+  MemberHandler handler;
+  MemberSessionOptions session_options;
+  session_options.coordinator = options.coordinator;
+  session_options.hello = (*daemon)->MakeHello();
+  session_options.first_backoff = absl::Milliseconds(10);
+  session_options.most_backoff = absl::Milliseconds(100);
+  MemberSession session(session_options, &handler);
+  bool ready_while_draining = true, alive_while_draining = false;
+  std::thread serving([&] {
+    (*daemon)->ServeUntilSignal(&signal, &session, [&](const std::string&) {
+      ready_while_draining = Serves(health, "ready");
+      alive_while_draining = Serves(health, "");
+    });
+  });
+  EXPECT_TRUE(BecomesReady(health, true));
+  cluster.Stop();
+  EXPECT_TRUE(BecomesReady(health, false)) << "without a coordinator";
+  EXPECT_TRUE(Serves(health, "")) << "liveness depends on no peer";
+  cluster.Start();
+  EXPECT_TRUE(BecomesReady(health, true));
+  signal.Trigger();
+  serving.join();
+  EXPECT_FALSE(ready_while_draining);
+  EXPECT_TRUE(alive_while_draining);
 }
 
 }  // namespace

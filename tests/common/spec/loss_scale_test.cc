@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -81,6 +83,40 @@ TEST(LossScaleTest, AtTheLeastScaleTheHysteresisStillCounts) {
   now = NextLossScale(spec, now, true);
   EXPECT_EQ(now.scale(), 1);
   EXPECT_TRUE(OverflowFails(spec, now));
+}
+
+// Runs of overflows and good steps through DeepSpeed's own class (tests/reference/make_fp16.py).
+TEST(LossScaleTest, IsDeepSpeedsOverRunsOfStepsUntilBothGiveUp) {
+  std::ifstream file(ZEROSHARD_REFERENCE_DIR "/loss_scale.json");
+  const auto json = nlohmann::json::parse(file);
+  int fails = 0;
+  for (const auto& c : json.at("cases")) {
+    v1::JobSpec spec = Fp16();
+    const auto& fp16 = c.at("fp16");
+    v1::Fp16Spec* const ours = spec.mutable_fp16();
+    ours->set_initial_scale_power(fp16.at("initial_scale_power").get<uint32_t>());
+    ours->set_loss_scale_window(fp16.at("loss_scale_window").get<uint32_t>());
+    ours->set_hysteresis(fp16.at("hysteresis").get<uint32_t>());
+    ours->set_consecutive_hysteresis(fp16.at("consecutive_hysteresis").get<bool>());
+    ours->set_min_loss_scale(fp16.at("min_loss_scale").get<double>());
+    SCOPED_TRACE(c.dump());
+    const auto steps = c.at("steps").get<std::string>();
+    const auto scales = c.at("scales").get<std::vector<double>>();
+    v1::LossScale now = InitialLossScale(spec);
+    for (size_t i = 0; i < scales.size(); ++i) {
+      const bool overflow = steps.at(i) == 'o';
+      EXPECT_FALSE(overflow && OverflowFails(spec, now)) << "step " << i + 1;
+      now = NextLossScale(spec, now, overflow);
+      ASSERT_EQ(now.scale(), scales[i]) << "after step " << i + 1;
+    }
+    if (!c.at("fails").get<bool>()) continue;
+    ++fails;
+    EXPECT_EQ(steps.size(), scales.size() + 1);
+    EXPECT_EQ(steps.back(), 'o');
+    EXPECT_TRUE(OverflowFails(spec, now));
+  }
+  EXPECT_GT(fails, 0);
+  EXPECT_GT(json.at("cases").size(), static_cast<size_t>(fails));
 }
 
 TEST(LossScaleTest, AFixedScaleStaysAndItsOverflowsFail) {

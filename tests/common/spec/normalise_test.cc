@@ -244,6 +244,23 @@ TEST(NormaliseJobSpec, Fp16TakesWhatIsWrittenAndRefusesWhatCannotBeMeant) {
   EXPECT_EQ(Refusal({"fp16={enabled: false, hysteresis: 0}", "bf16.enabled=true"}), "");
 }
 
+TEST(NormaliseJobSpec, StochasticRoundingIsOfBf16) {
+  EXPECT_EQ(Refusal({"bf16={enabled: true, stochastic_rounding: true}"}), "");
+  EXPECT_EQ(Refusal({"bf16.stochastic_rounding=false"}), "");
+  for (const char* fp16 : {"fp16.enabled=true", "fp16.enabled=false"})
+    EXPECT_THAT(Refusal({"bf16.stochastic_rounding=true", fp16}),
+                HasSubstr("bf16.stochastic_rounding"));
+}
+
+TEST(NormaliseJobSpec, Tf32IsForJobsOfFp32Alone) {
+  EXPECT_FALSE(Normalised({}).tf32());
+  EXPECT_TRUE(Normalised({"tf32=true"}).tf32());
+  EXPECT_TRUE(Normalised({"tf32=true", "bf16.enabled=false"}).tf32());
+  EXPECT_FALSE(Normalised({"tf32=false", "bf16.enabled=true"}).tf32());
+  EXPECT_THAT(Refusal({"tf32=true", "bf16.enabled=true"}), HasSubstr("tf32: true beside bf16"));
+  EXPECT_THAT(Refusal({"tf32=true", "fp16.enabled=true"}), HasSubstr("tf32: true beside fp16"));
+}
+
 TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"zero_optimization.stage=4"}), HasSubstr("stage: seen 4"));
   EXPECT_THAT(Refusal({"zero_optimization.reduce_bucket_size=0"}), HasSubstr("seen 0"));

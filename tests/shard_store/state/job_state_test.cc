@@ -25,6 +25,7 @@ struct Case {
   int64_t chunk_elements;
   int threads;
   uint32_t hidden, vocab;
+  bool stochastic = false;
 };
 
 class ApplyTest : public testing::TestWithParam<std::tuple<Case, bool>> {};
@@ -35,6 +36,7 @@ TEST_P(ApplyTest, IsBitForBitTheOptimizerOverWholeTensors) {
   shape.nvme = std::get<1>(GetParam());
   shape.bf16 = c.bf16;
   shape.sgd = c.sgd;
+  shape.stochastic = c.stochastic;
   shape.hidden = c.hidden;
   shape.vocab = c.vocab;
   // wte is frozen beside a trained wpe, the head is frozen whole.
@@ -56,18 +58,21 @@ TEST_P(ApplyTest, IsBitForBitTheOptimizerOverWholeTensors) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, ApplyTest,
-    testing::Combine(testing::Values(Case{"Bf16Of64", true, false, false, 64, 3, 64, 100},
-                                     Case{"Bf16Of64000", true, false, false, 64000, 2, 64, 100},
-                                     Case{"Bf16OfAMillionInParts", true, false, false, 1 << 20, 4,
-                                          256, 5000},
-                                     Case{"Fp32Of64", false, false, false, 64, 2, 64, 100},
-                                     Case{"Fp32Of4096", false, false, false, 4096, 3, 64, 101},
-                                     Case{"Fp32InParts", false, false, false, 1 << 20, 5, 256, 700},
-                                     Case{"Bf16Frozen", true, false, true, 4096, 2, 64, 101},
-                                     Case{"Fp32Frozen", false, false, true, 4096, 2, 64, 101},
-                                     Case{"SgdBf16", true, true, false, 4096, 2, 64, 101},
-                                     Case{"SgdFp32Frozen", false, true, true, 64, 2, 64, 100}),
-                     testing::Bool()),
+    testing::Combine(
+        testing::Values(Case{"Bf16Of64", true, false, false, 64, 3, 64, 100},
+                        Case{"Bf16Of64000", true, false, false, 64000, 2, 64, 100},
+                        Case{"Bf16OfAMillionInParts", true, false, false, 1 << 20, 4, 256, 5000},
+                        Case{"Fp32Of64", false, false, false, 64, 2, 64, 100},
+                        Case{"Fp32Of4096", false, false, false, 4096, 3, 64, 101},
+                        Case{"Fp32InParts", false, false, false, 1 << 20, 5, 256, 700},
+                        Case{"Bf16Frozen", true, false, true, 4096, 2, 64, 101},
+                        Case{"Fp32Frozen", false, false, true, 4096, 2, 64, 101},
+                        Case{"StochasticOf64000", true, false, false, 64000, 2, 64, 100, true},
+                        Case{"StochasticFrozen", true, false, true, 4096, 2, 64, 101, true},
+                        Case{"StochasticInParts", true, true, false, 1 << 20, 4, 256, 5000, true},
+                        Case{"SgdBf16", true, true, false, 4096, 2, 64, 101},
+                        Case{"SgdFp32Frozen", false, true, true, 64, 2, 64, 100}),
+        testing::Bool()),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + (std::get<1>(info.param) ? "OnDisk" : "");
     });

@@ -13,8 +13,10 @@
 
 #include "common/checkpoint/manifest.h"
 #include "common/kernels/adamw.h"
+#include "common/kernels/convert.h"
 #include "common/kernels/init.h"
 #include "common/plan/chunk_table.h"
+#include "common/rounding.h"
 #include "common/safetensors/float_types.h"
 #include "common/spec/job_spec.h"
 #include "shard_store/state/job_state.h"
@@ -33,6 +35,7 @@ struct JobShape {
   std::vector<std::string> trainable = {};
   uint64_t seed = 7;
   bool nvme = false;          // on the disk
+  bool stochastic = false;    // rounding, in bf16
   uint32_t step_seconds = 0;  // the default
 };
 
@@ -48,6 +51,7 @@ inline v1::JobSpec MakeSpec(const JobShape& shape) {
   model->set_vocab_size(shape.vocab);
   for (const std::string& pattern : shape.trainable) model->add_trainable(pattern);
   spec.mutable_bf16()->set_enabled(shape.bf16);
+  spec.mutable_bf16()->set_stochastic_rounding(shape.stochastic);
   spec.set_seed(shape.seed);
   spec.mutable_optimizer()->set_type(shape.sgd ? "SGD" : "AdamW");
   v1::OptimizerParams* params = spec.mutable_optimizer()->mutable_params();
@@ -168,7 +172,11 @@ class Reference {
     const float* values = Values(StateKind::kMaster, chunk.unit).data() + chunk.begin;
     std::vector<char> bytes(static_cast<size_t>(chunk.size()) * (shape_.bf16 ? 2 : 4));
     if (shape_.bf16) {
-      RoundToBf16(values, chunk.size(), reinterpret_cast<uint16_t*>(bytes.data()));
+      Rounding rounding;
+      rounding.stochastic = shape_.stochastic;
+      rounding.seed = shape_.seed;
+      cpu::RoundParameters(values, chunk.size(), rounding.At(chunk.unit, chunk.begin), bytes.data(),
+                           DType::kBF16, 1);
     } else {
       std::memcpy(bytes.data(), values, bytes.size());
     }

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "worker/agent/backend.h"
+#include "worker/ops/cpu_ops.h"
 
 namespace zeroshard {
 
@@ -35,9 +36,10 @@ struct FakeTraining {
   std::function<absl::Status(const StoreClientOptions&)> on_open_store =
       [](const StoreClientOptions&) { return absl::OkStatus(); };
   absl::Status create_status;
-  std::atomic<int> alive{0};     // parts of jobs that exist now
-  std::atomic<int> trainers{0};  // created so far
-  bool lonely = false;           // the peers' addresses are there, but nobody ever connects
+  std::string numerics = "avx512";  // the fingerprint of what it computes with
+  std::atomic<int> alive{0};        // parts of jobs that exist now
+  std::atomic<int> trainers{0};     // created so far
+  bool lonely = false;              // the peers' addresses are there, but nobody ever connects
   std::mutex mutex;
   std::condition_variable changed;
   std::string aborted;        // why the collectives were aborted last
@@ -110,6 +112,16 @@ class FakeCommunicator : public Communicator {
   const int size_;
   FakeTraining* const training_;
   TrafficCounters traffic_;
+};
+
+class FakeOps : public cpu::CpuOps {
+ public:
+  explicit FakeOps(std::string fingerprint)
+      : cpu::CpuOps(1), fingerprint_(std::move(fingerprint)) {}
+  std::string Fingerprint() const override { return fingerprint_; }
+
+ private:
+  const std::string fingerprint_;
 };
 
 class FakeStore : public StateStore {
@@ -207,7 +219,9 @@ inline WorkerBackend MakeFakeBackend(FakeTraining* training) {
     return TokenDataset::Open(spec, sequence, vocab_size, options);
   };
   backend.make_device = [] { return MakeCpuDevice(); };
-  backend.make_ops = [](Device*) { return std::unique_ptr<Ops>(); };
+  backend.make_ops = [training](Device*, const OpsOptions& options) {
+    return std::make_unique<FakeOps>(training->numerics + (options.tf32 ? " tf32" : ""));
+  };
   backend.make_communicator = [training](const CommunicatorOptions& options, Rendezvous* rendezvous,
                                          Device*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     absl::Status put = rendezvous->Put("address/" + std::to_string(options.rank), options.host);

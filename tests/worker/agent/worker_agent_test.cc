@@ -169,6 +169,36 @@ TEST_F(WorkerAgentTest, RanksThatSeeDifferentDataDoNotTrain) {
               AllOf(HasSubstr("rank 1 on host-a sees 21 tokens"), HasSubstr("rank 0 sees 1000")));
 }
 
+TEST_F(WorkerAgentTest, ADeterministicJobRefusesRanksThatComputeInDifferentWays) {
+  cluster_.With([](auto& state) {
+    state.keys["data.train/tokens"] = "21";
+    state.keys["numerics"] = "avx512";
+  });
+  v1::Assign job = Job("a-1", 1, 2);
+  job.mutable_spec()->set_deterministic(true);
+  job.mutable_spec()->set_tf32(true);
+  Assign(job);
+  const v1::ReportEndRequest end = AwaitEnd();
+  EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
+  EXPECT_THAT(end.message(), AllOf(HasSubstr("rank 1 on host-a computes with \"avx512 tf32\""),
+                                   HasSubstr("rank 0 with \"avx512\"")));
+}
+
+TEST_F(WorkerAgentTest, RanksOfOneFingerprintTrainDeterministicallyAndOthersNeedNone) {
+  cluster_.With([](auto& state) {
+    state.keys["data.train/tokens"] = "21";
+    state.keys["numerics"] = "avx512 tf32";
+  });
+  v1::Assign job = Job("a-1", 1, 2);
+  job.mutable_spec()->set_deterministic(true);
+  job.mutable_spec()->set_tf32(true);
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd().completed());
+  ASSERT_TRUE(AwaitIdle());
+  Assign(Job("b-1", 1, 2));
+  EXPECT_TRUE(AwaitEnd(2).completed());
+}
+
 TEST_F(WorkerAgentTest, TheTrainersErrorIsReportedWithTheRankItBlames) {
   training_.on_step = [](uint64_t step) {
     if (step < 3) return absl::OkStatus();

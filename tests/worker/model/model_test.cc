@@ -117,6 +117,15 @@ TEST_P(ModelTest, Fp32LossAndGradientsAreThoseOfPyTorch) {
   ExpectGradients(result.gradients, 1e-4);
 }
 
+TEST_P(ModelTest, Fp16LossAndGradientsAreNearThoseOfPyTorch) {
+  RunOptions options;
+  options.dtype = DType::kF16;
+  const RunResult result = Run(options);
+  // fp16 keeps three bits more than bf16.
+  EXPECT_NEAR(result.loss, loss_, 0.00125 * loss_);
+  ExpectGradients(result.gradients, 0.0075);
+}
+
 TEST_P(ModelTest, Bf16LossAndGradientsAreNearThoseOfPyTorch) {
   RunOptions options;
   options.dtype = DType::kBF16;

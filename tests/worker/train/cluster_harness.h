@@ -72,6 +72,7 @@ struct RankResult {
   int64_t peak[kMemoryKinds] = {};                // at most
   uint64_t phases[kStepPhases] = {};              // nanoseconds
   TrafficTable traffic{};                         // of the training steps
+  StepTraffic last_step;                          // as the trainer counts it
   std::vector<v1::CheckpointRecord> checkpoints;  // that rank 0 was told of
   std::vector<v1::SampleRecord> samples;
 };
@@ -247,6 +248,7 @@ inline void RunRank(const v1::JobSpec& spec, const RunOptions& options, const To
   result->status = (*trainer)->Run(&observer, stop);
   if (options.after_run) options.after_run(rank);
   result->traffic = TrafficOf(*comm);
+  result->last_step = (*trainer)->last_step();
   for (int op = 0; op < kCollectiveOps; ++op)
     for (int phase = 0; phase < kPhases; ++phase) result->traffic[op][phase] -= before[op][phase];
   for (int kind = 0; kind < kMemoryKinds; ++kind) {

@@ -34,6 +34,13 @@ INSTANTIATE_TEST_SUITE_P(Models, OffloadNumbers, testing::Values("gpt2", "llama"
 // 4. Clipping is on in all of these jobs.
 TEST_P(OffloadNumbers, Fp32) { ExpectSameAsWithout(Job(), {"bf16.enabled=false"}); }
 TEST_P(OffloadNumbers, Bf16) { ExpectSameAsWithout(Job(), {"bf16.enabled=true"}); }
+TEST_P(OffloadNumbers, StochasticRounding) {
+  ExpectSameAsWithout(Job(), {"bf16={enabled: true, stochastic_rounding: true}"});
+  ExpectSameAsWithout(
+      Job(),
+      {"bf16={enabled: true, stochastic_rounding: true}", "model.trainable=['blocks.*.mlp.*']"},
+      {2});
+}
 TEST_P(OffloadNumbers, WithoutClipping) {
   ExpectSameAsWithout(Job(), {"gradient_clipping=0", "bf16.enabled=true"}, {1, 2});
 }

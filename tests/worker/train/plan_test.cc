@@ -37,6 +37,13 @@ void ExpectPlanHolds(const Case& c) {
     EXPECT_EQ(held(MemoryKind::kGradients), plan.gradients);
     EXPECT_EQ(held(MemoryKind::kOptimizer), plan.optimizer);
     EXPECT_EQ(held(MemoryKind::kActivations), plan.activations);
+    // What the rank itself counts of a step: nothing travels beside the first two's.
+    if (spec.steps() >= 2) {
+      EXPECT_GT(result.last_step.step, 0u);
+      EXPECT_EQ(result.last_step.sent, plan.StepBytes());
+      EXPECT_EQ(result.last_step.pushed, 0u);
+      EXPECT_EQ(result.last_step.pulled, 0u);
+    }
     for (int op = 0; op < kCollectiveOps; ++op) {
       for (int phase = 0; phase < kPhases; ++phase) {
         EXPECT_EQ(result.traffic[op][phase], plan.step[op][phase] * spec.steps())

@@ -107,7 +107,8 @@ void ExpectSameHistory(const std::vector<v1::StepRecord>& seen,
 // 40 samples, 6 a step: the second epoch begins within step 7, behind the resume at step 4.
 TEST(ResumeTest, TheHistoryIsTheUninterruptedRunsAtTheSameWorldSize) {
   const MemoryDataset data = TinyData();
-  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true",
+                                "bf16={enabled: true, stochastic_rounding: true}"}) {
     for (const Shape shape : {Shape{1, 0}, Shape{2, 0}, Shape{2, 1}, Shape{3, 2}, Shape{2, 3}}) {
       MemoryFolder folder;
       const std::string what =

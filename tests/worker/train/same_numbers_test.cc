@@ -82,7 +82,8 @@ TEST_P(SameNumbers, CheckpointingChangesNothingInBf16) {
 // Five micro-batches: ragged at worlds 2, 3 and 4, and one round with idle ranks where there are
 // two.
 TEST_P(SameNumbers, DeterministicIsTheSameAtAnyWorldSizeAndStage) {
-  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true",
+                                "bf16={enabled: true, stochastic_rounding: true}"}) {
     for (const char* batch : {"train_batch_size=10", "train_batch_size=4"}) {
       const Overrides base = {"deterministic=true", precision, batch};
       const std::string expected = Train(With(base, {Stage(0)}), 1);

@@ -33,11 +33,13 @@ class ServedStoresTest : public testing::TestWithParam<const char*> {};
 // Of the last the first steps are skipped.
 INSTANTIATE_TEST_SUITE_P(Precision, ServedStoresTest,
                          testing::Values("bf16.enabled=false", "bf16.enabled=true",
+                                         "bf16={enabled: true, stochastic_rounding: true}",
                                          "fp16={enabled: true, initial_scale_power: 19, "
                                          "hysteresis: 1}"),
                          [](const auto& info) {
                            const std::string type(info.param);
                            if (type.starts_with("fp16")) return std::string("fp16");
+                           if (type.starts_with("bf16={")) return std::string("stochastic");
                            return std::string(type.ends_with("true") ? "bf16" : "fp32");
                          });
 

@@ -196,5 +196,21 @@ TEST_P(StagedStoreTest, ErrorsOfTheStoreArriveAndTheRestIsPassedOn) {
   EXPECT_EQ(inner_->aborted, "rank 1 is gone");
 }
 
+// Units of 1000 and 64 elements on three ranks: shards of 384 (ceil(1000 / 3) in whole blocks of
+// 64) and of 64, of which only rank 0 has any.
+TEST(StagedBytes, AreWhatTheJobAllowsAndNeverMoreThanTheRankOwns) {
+  ModelTable model;
+  model.units.resize(2);
+  model.units[0].length = 1000;
+  model.units[1].length = 64;
+  constexpr int64_t kAny = int64_t{1} << 62;
+  EXPECT_EQ(StagedBytes(model, 3, 0, DType::kBF16, kAny, kAny), 2u * (448 + 448));
+  EXPECT_EQ(StagedBytes(model, 3, 1, DType::kBF16, kAny, kAny), 2u * (384 + 384));
+  EXPECT_EQ(StagedBytes(model, 3, 2, DType::kF32, kAny, kAny), 4u * (232 + 232));
+  EXPECT_EQ(StagedBytes(model, 1, 0, DType::kF32, kAny, kAny), 4u * (1064 + 1064));
+  EXPECT_EQ(StagedBytes(model, 3, 0, DType::kBF16, 100, kAny), 2u * (100 + 448));
+  EXPECT_EQ(StagedBytes(model, 3, 0, DType::kBF16, 100, 50), 2u * (100 + 50));
+}
+
 }  // namespace
 }  // namespace zeroshard

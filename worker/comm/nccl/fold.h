@@ -20,7 +20,7 @@ struct FoldArgs {
   const void* own = nullptr;
   int own_rank = -1;
   int contributors = 0;
-  DType type = DType::kF32;  // of the contributions: fp32 or bf16
+  DType type = DType::kF32;  // of the contributions: fp32, bf16 or fp16
   int64_t count = 0;
   bool accumulate = false;
   void* out = nullptr;
@@ -74,9 +74,9 @@ inline int FoldWidth(const FoldArgs& args) {
 // Calls visit(in, out) with values of the element types that `args` names.
 template <typename Visit>
 auto VisitFoldTypes(const FoldArgs& args, const Visit& visit) {
-  if (args.type == DType::kF32) return visit(float{}, float{});
-  if (args.output_type == DType::kF32) return visit(cuda::Bf16{}, float{});
-  return visit(cuda::Bf16{}, cuda::Bf16{});
+  return cuda::WithElement(args.type, [&](auto in) {
+    return args.output_type == DType::kF32 ? visit(in, float{}) : visit(in, in);
+  });
 }
 
 }  // namespace zeroshard

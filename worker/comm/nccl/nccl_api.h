@@ -58,6 +58,10 @@ class NcclApi {
   // What a result means, with the library's last message (`comm` may be null).
   virtual std::string Describe(NcclResult result, NcclComm* comm) = 0;
 
+  // Memory that collectives use again: the handle that Deregister takes.
+  virtual NcclResult Register(NcclComm* comm, void* data, size_t bytes, void** handle) = 0;
+  virtual NcclResult Deregister(NcclComm* comm, void* handle) = 0;
+
   virtual NcclResult GroupStart() = 0;
   virtual NcclResult GroupEnd() = 0;
   // Counts are elements of `type`, that of one rank's part for AllGather and ReduceScatter.

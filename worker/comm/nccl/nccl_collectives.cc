@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_communicator.h"
@@ -19,13 +18,6 @@ void Then(NcclResult* result, NcclResult call) {
 // Staging is cut at multiples of this, so that sums read it in aligned packs.
 constexpr int64_t kAlignment = 64;
 
-// What the sum in rank order is written for.
-absl::Status CheckFolded(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("sums on GPUs are of fp32 or bf16 elements, not of ", NameOf(type)));
-}
-
 }  // namespace
 
 absl::StatusOr<char*> NcclCommunicator::Staging(int64_t bytes) {
@@ -39,17 +31,30 @@ absl::StatusOr<char*> NcclCommunicator::Staging(int64_t bytes) {
 }
 
 absl::Status NcclCommunicator::PutAllGather(void* buffer, int64_t count, DType type) {
-  ZS_RETURN_IF_ERROR(CheckCount("count", count));
-  if (size_ == 1 || count == 0) return absl::OkStatus();
-  const char* own = static_cast<char*>(buffer) + rank_ * count * static_cast<int64_t>(SizeOf(type));
+  return PutAllGathers({{buffer, count}}, type);
+}
+
+absl::Status NcclCommunicator::PutAllGathers(const std::vector<GatherPart>& parts, DType type) {
+  bool any = false;
+  for (const GatherPart& part : parts) {
+    ZS_RETURN_IF_ERROR(CheckCount("count", part.count));
+    any |= part.count > 0;
+  }
+  if (size_ == 1 || !any) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
-    return api_->AllGather(own, buffer, count, type, comm, queue_->stream());
+    NcclResult result = NcclResult::kSuccess;
+    for (const GatherPart& part : parts) {
+      if (part.count == 0) continue;
+      const char* own =
+          static_cast<char*>(part.buffer) + rank_ * part.count * static_cast<int64_t>(SizeOf(type));
+      Then(&result, api_->AllGather(own, part.buffer, part.count, type, comm, queue_->stream()));
+    }
+    return result;
   });
 }
 
 absl::Status NcclCommunicator::PutReduceScatter(const ReduceScatterArgs& args) {
   ZS_RETURN_IF_ERROR(CheckArgs(args, size_));
-  ZS_RETURN_IF_ERROR(CheckFolded(args.type));
   const int64_t own_bytes = args.counts[rank_] * static_cast<int64_t>(SizeOf(args.type));
   const bool equal = std::all_of(args.counts.begin(), args.counts.end(),
                                  [&](int64_t count) { return count == args.counts[0]; });
@@ -162,7 +167,6 @@ absl::Status NcclCommunicator::PutPiece(const FoldExchange& exchange, int64_t st
 
 absl::Status NcclCommunicator::PutAllReduce(void* buffer, int64_t count, DType type) {
   ZS_RETURN_IF_ERROR(CheckSum(type));
-  ZS_RETURN_IF_ERROR(CheckFolded(type));
   ZS_RETURN_IF_ERROR(CheckCount("count", count));
   if (count == 0) return absl::OkStatus();
   if (!deterministic_ && size_ > 1) {

@@ -49,6 +49,18 @@ Event NcclCommunicator::AllGather(void* buffer, int64_t count, DType type,
       Count(CollectiveOp::kAllGather, info.phase, AllGatherBytes(count, type, size_)));
 }
 
+std::vector<Event> NcclCommunicator::AllGatherTogether(const std::vector<GatherPart>& parts,
+                                                       DType type, const CollectiveInfo& info,
+                                                       const Event& after) {
+  int64_t bytes = 0;
+  for (const GatherPart& part : parts) bytes += AllGatherBytes(part.count, type, size_);
+  const Event all = Enqueue(
+      NameOf(CollectiveOp::kAllGather), info, after,
+      [this, type, parts] { return PutAllGathers(parts, type); },
+      Count(CollectiveOp::kAllGather, info.phase, bytes));
+  return std::vector<Event>(parts.size(), all);
+}
+
 Event NcclCommunicator::ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
                                       const Event& after) {
   const int64_t bytes =  // wrong arguments do not succeed
@@ -122,6 +134,24 @@ absl::Status NcclCommunicator::AllGatherHost(void* buffer, int64_t bytes,
     start += n;
   } while (start < bytes);
   return absl::OkStatus();
+}
+
+absl::StatusOr<Registration> NcclCommunicator::Register(void* data, size_t bytes) {
+  if (size_ == 1 || bytes == 0) return Registration();
+  const CollectiveInfo info{.unit = absl::StrCat("a buffer of ", bytes, " bytes")};
+  auto handle = std::make_shared<void*>(nullptr);
+  const auto begin = [this, data, bytes, handle] {
+    return queue_->Call(
+        [&](NcclComm* comm) { return api_->Register(comm, data, bytes, handle.get()); });
+  };
+  ZS_RETURN_IF_ERROR(Enqueue("registration", info, {}, begin, nullptr).Wait());
+  return Registration([this, info, handle] {
+    // Where the communicator failed it has ended this too.
+    const auto end = [this, handle] {
+      return queue_->Call([&](NcclComm* comm) { return api_->Deregister(comm, *handle); });
+    };
+    Enqueue("end of the registration", info, {}, end, nullptr).Wait().IgnoreError();
+  });
 }
 
 void NcclCommunicator::Abort(const std::string& reason) {

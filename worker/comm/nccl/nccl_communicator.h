@@ -43,6 +43,9 @@ class NcclCommunicator : public Communicator {
   int size() const override { return size_; }
   Event AllGather(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
                   const Event& after) override;
+  // One group of NCCL's.
+  std::vector<Event> AllGatherTogether(const std::vector<GatherPart>& parts, DType type,
+                                       const CollectiveInfo& info, const Event& after) override;
   Event ReduceScatter(ReduceScatterArgs args, const CollectiveInfo& info,
                       const Event& after) override;
   Event AllReduce(void* buffer, int64_t count, DType type, const CollectiveInfo& info,
@@ -55,6 +58,7 @@ class NcclCommunicator : public Communicator {
              const Event& after) override;
   Event Barrier(const CollectiveInfo& info) override;
   absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override;
+  absl::StatusOr<Registration> Register(void* data, size_t bytes) override;
   void Abort(const std::string& reason) override;
   const TrafficCounters& traffic() const override { return traffic_; }
   double BusySeconds() const override { return queue_->BusySeconds(); }
@@ -78,6 +82,7 @@ class NcclCommunicator : public Communicator {
 
   // Bodies: they run on the launching thread, and put an operation on the stream.
   absl::Status PutAllGather(void* buffer, int64_t count, DType type);
+  absl::Status PutAllGathers(const std::vector<GatherPart>& parts, DType type);
   absl::Status PutReduceScatter(const ReduceScatterArgs& args);
   absl::Status PutAllReduce(void* buffer, int64_t count, DType type);
   absl::Status PutBroadcast(void* buffer, int64_t bytes, int root);

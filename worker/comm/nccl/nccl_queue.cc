@@ -127,16 +127,22 @@ absl::Status NcclQueue::AwaitBefore(const Event& after) {
 }
 
 absl::Status NcclQueue::Group(const std::function<NcclResult(NcclComm*)>& calls) {
+  return Call([&](NcclComm* comm) {
+    NcclResult result = api_->GroupStart();
+    if (result != NcclResult::kSuccess) return result;
+    result = calls(comm);
+    const NcclResult ended = api_->GroupEnd();
+    if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) result = ended;
+    return result;
+  });
+}
+
+absl::Status NcclQueue::Call(const std::function<NcclResult(NcclComm*)>& call) {
   {
     absl::MutexLock lock(&comm_mutex_);
     NcclComm* const comm = comm_;
     if (broken_ || comm == nullptr) return Failure();
-    NcclResult result = api_->GroupStart();
-    if (result == NcclResult::kSuccess) {
-      result = calls(comm);
-      const NcclResult ended = api_->GroupEnd();
-      if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) result = ended;
-    }
+    const NcclResult result = call(comm);
     if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
       return NcclError(api_.get(), result, comm, "NCCL");
     }

@@ -34,7 +34,7 @@ struct NcclQueueOptions {
   NcclEnding ending;
 };
 
-// Thread-safe, except for destruction and for Group and AwaitStream, which are for bodies of
+// Thread-safe, except for destruction and for Call, Group and AwaitStream, which are for bodies of
 // operations.
 class NcclQueue {
  public:
@@ -50,6 +50,9 @@ class NcclQueue {
   // Every pending and later operation ends with `status`; the first call counts.
   void Fail(const absl::Status& status);
 
+  // One call of NCCL's that puts nothing on the stream, and the communicator is ready when this
+  // returns OK.
+  absl::Status Call(const std::function<NcclResult(NcclComm*)>& call);
   // One group of NCCL calls, all of which are on the stream when this returns OK.
   absl::Status Group(const std::function<NcclResult(NcclComm*)>& calls);
   // Until the stream has done all it was given.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/device/cuda/errors.h"
+#include "worker/device/cuda/lap_timer.h"
 
 namespace zeroshard::cuda {
 namespace {
@@ -75,6 +76,12 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(Runtime* runtime,
   ZS_ASSIGN_OR_RETURN(device->memory_, DeviceMemory::Create(device->context_, device->compute_));
   device->pinned_ = std::make_shared<PinnedMemory>(device->context_);
   return device;
+}
+
+std::unique_ptr<LapTimer> CudaDevice::NewLapTimer() {
+  const absl::StatusOr<StreamHandle> stream = compute_->handle();
+  if (!stream.ok()) return nullptr;  // nothing can be enqueued on such a device
+  return std::make_unique<CudaLapTimer>(context_, *stream);
 }
 
 }  // namespace zeroshard::cuda

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "worker/device/cuda/context.h"
 #include "worker/device/cuda/memory.h"
+#include "worker/device/cuda/nvtx_range.h"
 #include "worker/device/cuda/stream.h"
 #include "worker/device/device.h"
 
@@ -36,6 +37,10 @@ class CudaDevice : public Device {
   bool is_host() const override { return false; }
   const MemoryAccounting& memory() const override { return memory_->accounting(); }
   std::string name() const override { return context_->name(); }
+  std::unique_ptr<LapTimer> NewLapTimer() override;
+  // NVTX's.
+  void BeginRange(const std::string& name) override { BeginNvtxRange(name.c_str()); }
+  void EndRange() override { EndNvtxRange(); }
 
   // Makes the GPU the calling thread's, which kernels are launched on: once a thread.
   absl::Status MakeCurrent() { return context_->Enter(); }

@@ -4,16 +4,16 @@
 #include <nvtx3/nvToolsExt.h>
 
 namespace zeroshard::cuda {
-NvtxRange::NvtxRange(const char* name) { nvtxRangePushA(name); }
-NvtxRange::~NvtxRange() { nvtxRangePop(); }
+void BeginNvtxRange(const char* name) { nvtxRangePushA(name); }
+void EndNvtxRange() { nvtxRangePop(); }
 bool HasNvtx() { return true; }
 }  // namespace zeroshard::cuda
 
 #else
 
 namespace zeroshard::cuda {
-NvtxRange::NvtxRange(const char* /*name*/) {}
-NvtxRange::~NvtxRange() {}
+void BeginNvtxRange(const char* /*name*/) {}
+void EndNvtxRange() {}
 bool HasNvtx() { return false; }
 }  // namespace zeroshard::cuda
 

@@ -3,15 +3,10 @@
 
 namespace zeroshard::cuda {
 
-// From construction to destruction, on this thread; ranges nest. `name` is copied. Nothing happens
-// without a profiler, or where the build has no NVTX headers.
-class NvtxRange {
- public:
-  explicit NvtxRange(const char* name);
-  ~NvtxRange();
-  NvtxRange(const NvtxRange&) = delete;
-  NvtxRange& operator=(const NvtxRange&) = delete;
-};
+// A range of this thread, within the one that is open; `name` is copied. Nothing happens without a
+// profiler, or where the build has no NVTX headers.
+void BeginNvtxRange(const char* name);
+void EndNvtxRange();
 
 // Whether this build has NVTX.
 bool HasNvtx();

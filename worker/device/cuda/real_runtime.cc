@@ -147,6 +147,12 @@ class LinkedRuntime : public Runtime {
   }
   Error QueryEvent(EventHandle event) override { return Took(cudaEventQuery(event)); }
   Error SynchronizeEvent(EventHandle event) override { return Took(cudaEventSynchronize(event)); }
+  Error CreateTimedEvent(EventHandle* event) override {
+    return Took(cudaEventCreateWithFlags(event, cudaEventBlockingSync));
+  }
+  Error ElapsedTime(EventHandle from, EventHandle to, float* milliseconds) override {
+    return Took(cudaEventElapsedTime(milliseconds, from, to));
+  }
 };
 
 }  // namespace
@@ -168,6 +174,12 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
                       cuda::CudaDevice::Create(cuda::RealRuntime(), ordinal));
   return device;
+}
+
+absl::StatusOr<uint64_t> CudaMemoryBytes(int ordinal) {
+  absl::StatusOr<cuda::DeviceProperties> found = cuda::ProbeDevice(cuda::RealRuntime(), ordinal);
+  if (!found.ok()) return found.status();
+  return found->total_bytes;
 }
 
 absl::Status CheckCudaDevice(int ordinal) {

@@ -99,6 +99,9 @@ class Runtime {
   virtual Error RecordEvent(EventHandle event, StreamHandle stream) = 0;
   virtual Error QueryEvent(EventHandle event) = 0;
   virtual Error SynchronizeEvent(EventHandle event) = 0;
+  // With timing. Of two that are done: the time in between.
+  virtual Error CreateTimedEvent(EventHandle* event) = 0;
+  virtual Error ElapsedTime(EventHandle from, EventHandle to, float* milliseconds) = 0;
 };
 
 }  // namespace zeroshard::cuda

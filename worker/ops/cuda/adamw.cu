@@ -11,8 +11,14 @@ absl::Status AdamW(cudaStream_t stream, const AdamWArgs& args, int64_t n, const 
     return ForType(param_type, "AdamW", [&](auto to) {
       using G = typename decltype(from)::Type;
       using P = typename decltype(to)::Type;
-      const AdamWOp<G, P> op{AdamWFactorsOf(args), static_cast<const G*>(grad), master, exp_avg,
-                             exp_avg_sq,           static_cast<P*>(param)};
+      const AdamWOp<G, P> op{AdamWFactorsOf(args),
+                             static_cast<const G*>(grad),
+                             master,
+                             exp_avg,
+                             exp_avg_sq,
+                             static_cast<P*>(param),
+                             args.rounding,
+                             RoundingKey(args.rounding)};
       return LaunchFlat(stream, "AdamW", op, n, {grad, master, exp_avg, exp_avg_sq, param});
     });
   });

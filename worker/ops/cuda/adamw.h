@@ -17,6 +17,8 @@ struct AdamWOp {
   float* exp_avg;
   float* exp_avg_sq;
   P* param;
+  Rounding rounding = {};
+  uint32_t key = 0;  // RoundingKey(rounding)
 
   template <int N>
   ZS_HOST_DEVICE void At(int64_t i) const {
@@ -37,7 +39,22 @@ struct AdamWOp {
       p[k] = Fma(-factors.step_size, Divide(m[k], denom), p[k] * factors.decay);
     }
     Store<N>(p, master + i);
+    if constexpr (Element<P>::kType == DType::kBF16) {
+      if (rounding.stochastic) return StoreStochastic<N>(p, i);
+    }
     Store<N>(p, param + i);
+  }
+
+ private:
+  template <int N>
+  ZS_HOST_DEVICE void StoreStochastic(const float* p, int64_t i) const {
+    float rounded[N];  // which Store no longer changes
+    for (int k = 0; k < N; ++k) {
+      const auto element = static_cast<uint64_t>(rounding.first + i + k);
+      const uint32_t kept = StochasticBf16(BitsOf(p[k]), key, element);
+      rounded[k] = p[k] != p[k] ? p[k] : FromBits(kept << 16);
+    }
+    Store<N>(rounded, param + i);
   }
 };
 

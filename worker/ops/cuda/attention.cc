@@ -51,11 +51,11 @@ absl::Status AttentionForward(cudaStream_t stream, const AttentionArgs& args, vo
   p.lse = lse;
   const bool drops = attention::Drops(args.dropout);
   const Path path = attention::ChoosePath(args, {args.q, args.k, args.v, out});
-  return StatusOf(
-      path == Path::kTensorCores
-          ? attention::LaunchForward(stream, p, attention::PaddedDim(args.head_dim), drops)
-          : attention::LaunchPlainForward(stream, p, args.dtype, drops),
-      "attention forward");
+  return StatusOf(path == Path::kTensorCores
+                      ? attention::LaunchForward(stream, p, args.dtype,
+                                                 attention::PaddedDim(args.head_dim), drops)
+                      : attention::LaunchPlainForward(stream, p, args.dtype, drops),
+                  "attention forward");
 }
 
 int64_t AttentionBackwardWorkspace(const AttentionArgs& args) {
@@ -86,9 +86,9 @@ absl::Status AttentionBackward(cudaStream_t stream, const AttentionArgs& args, c
                     "attention backward of queries");
   }
   const int dim = attention::PaddedDim(args.head_dim);
-  ZS_RETURN_IF_ERROR(StatusOf(attention::LaunchKeyGradient(stream, p, dim, drops),
+  ZS_RETURN_IF_ERROR(StatusOf(attention::LaunchKeyGradient(stream, p, args.dtype, dim, drops),
                               "attention backward of keys and values"));
-  return StatusOf(attention::LaunchQueryGradient(stream, p, dim, drops),
+  return StatusOf(attention::LaunchQueryGradient(stream, p, args.dtype, dim, drops),
                   "attention backward of queries");
 }
 

@@ -1,6 +1,7 @@
-// Attention on the GPU. bf16 with heads of up to 128 runs on tensor cores (attention_forward.h,
-// attention_backward.h); everything else in fp32 arithmetic (attention_plain.h), heads up to 256.
-// Every result has the same bits in every run: no sum depends on the order of blocks.
+// Attention on the GPU. bf16 and fp16 with heads of up to 128 run on tensor cores
+// (attention_forward.h, attention_backward.h); everything else in fp32 arithmetic
+// (attention_plain.h), heads up to 256. Every result has the same bits in every run: no sum depends
+// on the order of blocks.
 //
 // Functions check what the host can see (document starts are in device memory: a start that cannot
 // be gives numbers without meaning, but reads nothing outside the tensors), enqueue on `stream` and

@@ -1,9 +1,10 @@
 // Backward (Dao 2023, "FlashAttention-2", algorithm 2), as two kernels so that no sum needs atomics
 // and all have a fixed order. With P the weights, f the factors of dropout, S the scores:
 //   dV = (P f)^T dO,  dS = P (f (dO V^T) - delta),  dQ = scale dS K,  dK = scale dS^T Q,
-// delta = rowsum(dO O). The first kernel keeps a tile of keys and walks over the tiles of queries
-// that see it, query head after query head of its group; it computes S^T, whose accumulators are
-// the left operands of both its sums. The second keeps a tile of queries and walks over their keys.
+// delta = rowsum(dO O). P f and dS are rounded to T before the last products. The first kernel
+// keeps a tile of keys and walks over the tiles of queries that see it, query head after query head
+// of its group; it computes S^T, whose accumulators are the left operands of both its sums. The
+// second keeps a tile of queries and walks over their keys.
 #pragma once
 
 #include "worker/ops/cuda/attention_forward.h"
@@ -33,12 +34,11 @@ template <int D>
 struct KeyGradientShape {
   static constexpr int kQueries = kWalkTile<D>;
   static constexpr int kStatistics = 2 * kQueries;  // floats of a stage
-  static constexpr int kShared =
-      (2 * kBackwardTile + 4 * kQueries) * D * static_cast<int>(sizeof(Bf16)) +
-      2 * kStatistics * static_cast<int>(sizeof(float));
+  static constexpr int kShared = (2 * kBackwardTile + 4 * kQueries) * D * kTileElement +
+                                 2 * kStatistics * static_cast<int>(sizeof(float));
 };
 
-template <int D, bool kDrop, class Simt>
+template <class T, int D, bool kDrop, class Simt>
 ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* shared) {
   constexpr int kKeys = kBackwardTile, kQueries = KeyGradientShape<D>::kQueries;
   constexpr int kStatistics = KeyGradientShape<D>::kStatistics;
@@ -51,10 +51,10 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
   const DropoutOfSample mask(p, task.sample);
   const int group = p.heads / p.kv_heads;
   const float scale_log2 = p.scale * kLog2E;
-  auto* k_tile = static_cast<Bf16*>(shared);
-  Bf16* v_tile = k_tile + kKeys * D;
-  Bf16* q_tiles = v_tile + kKeys * D;
-  Bf16* d_out_tiles = q_tiles + 2 * kQueries * D;
+  auto* k_tile = static_cast<T*>(shared);
+  T* v_tile = k_tile + kKeys * D;
+  T* q_tiles = v_tile + kKeys * D;
+  T* d_out_tiles = q_tiles + 2 * kQueries * D;
   auto* statistics = reinterpret_cast<float*>(d_out_tiles + 2 * kQueries * D);
 
   const TileRange tiles = QueryTiles(starts, p.seq, first_key, end_key, kQueries);
@@ -62,8 +62,8 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
   const auto load_queries = [&](int step) {
     const int head = task.head * group + step / per_head;
     const int first = (tiles.begin + step % per_head) * kQueries, stage = step % 2;
-    const auto* q = static_cast<const Bf16*>(p.q) + p.Start(task.sample, head, p.ld_q);
-    const auto* d_out = static_cast<const Bf16*>(p.d_out) + p.Start(task.sample, head, p.ld_out());
+    const auto* q = static_cast<const T*>(p.q) + p.Start(task.sample, head, p.ld_q);
+    const auto* d_out = static_cast<const T*>(p.d_out) + p.Start(task.sample, head, p.ld_out());
     LoadTile<kQueries, D>(simt, q, p.ld_q, first, p.seq, p.head_dim,
                           q_tiles + stage * kQueries * D);
     LoadTile<kQueries, D>(simt, d_out, p.ld_out(), first, p.seq, p.head_dim,
@@ -74,9 +74,9 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
   };
 
   float d_k[1][D / 8][4] = {}, d_v[1][D / 8][4] = {};
-  LoadTile<kKeys, D>(simt, static_cast<const Bf16*>(p.k) + p.Start(task.sample, task.head, p.ld_k),
+  LoadTile<kKeys, D>(simt, static_cast<const T*>(p.k) + p.Start(task.sample, task.head, p.ld_k),
                      p.ld_k, first_key, p.seq, p.head_dim, k_tile);
-  LoadTile<kKeys, D>(simt, static_cast<const Bf16*>(p.v) + p.Start(task.sample, task.head, p.ld_v),
+  LoadTile<kKeys, D>(simt, static_cast<const T*>(p.v) + p.Start(task.sample, task.head, p.ld_v),
                      p.ld_v, first_key, p.seq, p.head_dim, v_tile);
   if (steps > 0) load_queries(0);
   simt.CommitCopies();
@@ -85,8 +85,8 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
     simt.CommitCopies();
     simt.template WaitCopies<1>();
     simt.SyncBlock();
-    const Bf16* q_tile = q_tiles + step % 2 * kQueries * D;
-    const Bf16* d_out_tile = d_out_tiles + step % 2 * kQueries * D;
+    const T* q_tile = q_tiles + step % 2 * kQueries * D;
+    const T* d_out_tile = d_out_tiles + step % 2 * kQueries * D;
     const float* lse = statistics + step % 2 * kStatistics;
     const float* delta = lse + kQueries;
     const int head = task.head * group + step / per_head;
@@ -118,29 +118,28 @@ ZS_KERNEL_CODE void KeyGradientBlock(const Simt& simt, const Params& p, void* sh
       }
     }
     uint32_t left[1][kQueries / 16][4];
-    PackLeft<kQueries>(simt, weights[0], left[0]);
+    PackLeft<T, kQueries>(simt, weights[0], left[0]);
     LeftByTile<1, kQueries, D>(simt, left, d_out_tile, d_v);
-    PackLeft<kQueries>(simt, d_scores[0], left[0]);
+    PackLeft<T, kQueries>(simt, d_scores[0], left[0]);
     LeftByTile<1, kQueries, D>(simt, left, q_tile, d_k);
     simt.SyncBlock();  // before the next copies write here
   }
 
   StoreRows<D>(simt, d_k[0], p.scale, p.scale, k_tile, tile_row,
-               static_cast<Bf16*>(p.d_k) + p.Start(task.sample, task.head, p.ld_k), p.ld_k,
+               static_cast<T*>(p.d_k) + p.Start(task.sample, task.head, p.ld_k), p.ld_k,
                first_key + tile_row, p.seq, p.head_dim);
   StoreRows<D>(simt, d_v[0], 1, 1, v_tile, tile_row,
-               static_cast<Bf16*>(p.d_v) + p.Start(task.sample, task.head, p.ld_v), p.ld_v,
+               static_cast<T*>(p.d_v) + p.Start(task.sample, task.head, p.ld_v), p.ld_v,
                first_key + tile_row, p.seq, p.head_dim);
 }
 
 template <int D>
 struct QueryGradientShape {
   static constexpr int kKeys = kWalkTile<D>;
-  static constexpr int kShared =
-      (2 * kBackwardTile + 4 * kKeys) * D * static_cast<int>(sizeof(Bf16));
+  static constexpr int kShared = (2 * kBackwardTile + 4 * kKeys) * D * kTileElement;
 };
 
-template <int D, bool kDrop, class Simt>
+template <class T, int D, bool kDrop, class Simt>
 ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* shared) {
   constexpr int kQueries = kBackwardTile, kKeys = QueryGradientShape<D>::kKeys;
   const Task task = QueryTask(simt.block(), Tiles(p.seq, kQueries), p.heads, p.batch);
@@ -152,12 +151,12 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
   const DropoutOfSample mask(p, task.sample);
   const float scale_log2 = p.scale * kLog2E;
   const int kv_head = p.kv_head(task.head);
-  const auto* k = static_cast<const Bf16*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
-  const auto* v = static_cast<const Bf16*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
-  auto* q_tile = static_cast<Bf16*>(shared);
-  Bf16* d_out_tile = q_tile + kQueries * D;
-  Bf16* k_tiles = d_out_tile + kQueries * D;
-  Bf16* v_tiles = k_tiles + 2 * kKeys * D;
+  const auto* k = static_cast<const T*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
+  const auto* v = static_cast<const T*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
+  auto* q_tile = static_cast<T*>(shared);
+  T* d_out_tile = q_tile + kQueries * D;
+  T* k_tiles = d_out_tile + kQueries * D;
+  T* v_tiles = k_tiles + 2 * kKeys * D;
   const auto load_keys = [&](int tile) {
     const int stage = tile % 2 * kKeys * D;
     LoadTile<kKeys, D>(simt, k, p.ld_k, tile * kKeys, p.seq, p.head_dim, k_tiles + stage);
@@ -178,11 +177,10 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
 
   float d_q[1][D / 8][4] = {};
   const TileRange tiles = KeyTiles(starts, first_query, end_query, kKeys);
-  LoadTile<kQueries, D>(simt,
-                        static_cast<const Bf16*>(p.q) + p.Start(task.sample, task.head, p.ld_q),
+  LoadTile<kQueries, D>(simt, static_cast<const T*>(p.q) + p.Start(task.sample, task.head, p.ld_q),
                         p.ld_q, first_query, p.seq, p.head_dim, q_tile);
   LoadTile<kQueries, D>(
-      simt, static_cast<const Bf16*>(p.d_out) + p.Start(task.sample, task.head, p.ld_out()),
+      simt, static_cast<const T*>(p.d_out) + p.Start(task.sample, task.head, p.ld_out()),
       p.ld_out(), first_query, p.seq, p.head_dim, d_out_tile);
   load_keys(tiles.begin);
   simt.CommitCopies();
@@ -211,12 +209,12 @@ ZS_KERNEL_CODE void QueryGradientBlock(const Simt& simt, const Params& p, void* 
       }
     }
     uint32_t left[1][kKeys / 16][4];
-    PackLeft<kKeys>(simt, d_scores[0], left[0]);
+    PackLeft<T, kKeys>(simt, d_scores[0], left[0]);
     LeftByTile<1, kKeys, D>(simt, left, k_tiles + stage, d_q);
     simt.SyncBlock();  // before the next copies write here
   }
   StoreRows<D>(simt, d_q[0], p.scale, p.scale, q_tile, tile_row,
-               static_cast<Bf16*>(p.d_q) + p.Start(task.sample, task.head, p.ld_q), p.ld_q,
+               static_cast<T*>(p.d_q) + p.Start(task.sample, task.head, p.ld_q), p.ld_q,
                first_query + tile_row, p.seq, p.head_dim);
 }
 

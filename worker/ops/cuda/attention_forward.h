@@ -1,6 +1,6 @@
 // Forward: a block computes a tile of queries of one sample and head, and walks over the tiles of
 // keys that they see (Dao 2023, "FlashAttention-2", algorithm 1). Keys and values of the next tile
-// are copied while this one is computed. Weights are rounded to bf16 before they meet the values,
+// are copied while this one is computed. Weights are rounded to T before they meet the values,
 // their sum is of the fp32 ones.
 #pragma once
 
@@ -13,7 +13,7 @@ struct ForwardShape {
   static constexpr int kRowTiles = D <= 64 ? 2 : 1;  // of a warp; more do not fit into registers
   static constexpr int kQueries = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = 64;
-  static constexpr int kShared = (kQueries + 4 * kKeys) * D * static_cast<int>(sizeof(Bf16));
+  static constexpr int kShared = (kQueries + 4 * kKeys) * D * kTileElement;
 };
 
 // The running maximum and sum of a lane's two rows of a row tile; the sum is of the lane's columns.
@@ -91,7 +91,7 @@ ZS_KERNEL_CODE void DropWeights(const DropoutOfSample& mask, int head, int seq, 
   }
 }
 
-template <int D, bool kDrop, class Simt>
+template <class T, int D, bool kDrop, class Simt>
 ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared) {
   using Shape = ForwardShape<D>;
   constexpr int M = Shape::kRowTiles, kQueries = Shape::kQueries, kKeys = Shape::kKeys;
@@ -104,13 +104,13 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
   const int32_t* starts = p.Starts(task.sample);
   const DropoutOfSample mask(p, task.sample);
   const float scale_log2 = p.scale * kLog2E;
-  const auto* q = static_cast<const Bf16*>(p.q) + p.Start(task.sample, task.head, p.ld_q);
+  const auto* q = static_cast<const T*>(p.q) + p.Start(task.sample, task.head, p.ld_q);
   const int kv_head = p.kv_head(task.head);
-  const auto* k = static_cast<const Bf16*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
-  const auto* v = static_cast<const Bf16*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
-  auto* q_tile = static_cast<Bf16*>(shared);
-  Bf16* k_tiles = q_tile + kQueries * D;
-  Bf16* v_tiles = k_tiles + 2 * kKeys * D;
+  const auto* k = static_cast<const T*>(p.k) + p.Start(task.sample, kv_head, p.ld_k);
+  const auto* v = static_cast<const T*>(p.v) + p.Start(task.sample, kv_head, p.ld_v);
+  auto* q_tile = static_cast<T*>(shared);
+  T* k_tiles = q_tile + kQueries * D;
+  T* v_tiles = k_tiles + 2 * kKeys * D;
   const auto load_keys = [&](int tile) {
     const int stage = tile % 2 * kKeys * D;
     LoadTile<kKeys, D>(simt, k, p.ld_k, tile * kKeys, p.seq, p.head_dim, k_tiles + stage);
@@ -145,7 +145,7 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
       if (kDrop) {
         DropWeights<kKeys>(mask, task.head, p.seq, query + m * 16, key, lane, scores[m]);
       }
-      PackLeft<kKeys>(simt, scores[m], weights[m]);
+      PackLeft<T, kKeys>(simt, scores[m], weights[m]);
       ZS_UNROLL_ALL
       for (int n = 0; n < D / 8; ++n) {
         ZS_UNROLL_ALL
@@ -156,7 +156,7 @@ ZS_KERNEL_CODE void ForwardBlock(const Simt& simt, const Params& p, void* shared
     simt.SyncBlock();  // before the next copies write here
   }
 
-  auto* to = static_cast<Bf16*>(p.out) + p.Start(task.sample, task.head, p.ld_out());
+  auto* to = static_cast<T*>(p.out) + p.Start(task.sample, task.head, p.ld_out());
   float* lse = p.lse + p.Rows(task.sample, task.head);
   ZS_UNROLL_ALL
   for (int m = 0; m < M; ++m) {

@@ -10,12 +10,15 @@
 
 namespace zeroshard::cuda::attention {
 
-// bf16, for heads up to `padded_dim`: 32, 64 or 128.
-cudaError_t LaunchForward(cudaStream_t stream, const Params& p, int padded_dim, bool drops);
-cudaError_t LaunchKeyGradient(cudaStream_t stream, const Params& p, int padded_dim, bool drops);
-cudaError_t LaunchQueryGradient(cudaStream_t stream, const Params& p, int padded_dim, bool drops);
+// bf16 or fp16, for heads up to `padded_dim`: 32, 64 or 128.
+cudaError_t LaunchForward(cudaStream_t stream, const Params& p, DType dtype, int padded_dim,
+                          bool drops);
+cudaError_t LaunchKeyGradient(cudaStream_t stream, const Params& p, DType dtype, int padded_dim,
+                              bool drops);
+cudaError_t LaunchQueryGradient(cudaStream_t stream, const Params& p, DType dtype, int padded_dim,
+                                bool drops);
 
-// fp32 or bf16.
+// fp32, bf16 or fp16.
 cudaError_t LaunchDelta(cudaStream_t stream, const Params& p, DType dtype);
 cudaError_t LaunchPlainForward(cudaStream_t stream, const Params& p, DType dtype, bool drops);
 cudaError_t LaunchPlainKeyGradient(cudaStream_t stream, const Params& p, DType dtype, bool drops);

@@ -10,7 +10,7 @@
 
 namespace zeroshard::cuda::attention {
 
-// As AttentionArgs; pointers of element type uint16_t (bf16) or float.
+// As AttentionArgs; pointers are to the call's element type.
 struct Params {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   int64_t ld_q = 0, ld_k = 0, ld_v = 0;

@@ -40,19 +40,19 @@ struct Delta {
 template <template <class, bool> class Body>
 cudaError_t LaunchOf(cudaStream_t stream, const Params& p, DType dtype, bool drops, int64_t blocks,
                      int shared) {
-  if (dtype == DType::kBF16) {
-    return drops ? Launch<Body<Bf16, true>>(stream, p, blocks, shared)
-                 : Launch<Body<Bf16, false>>(stream, p, blocks, shared);
-  }
-  return drops ? Launch<Body<float, true>>(stream, p, blocks, shared)
-               : Launch<Body<float, false>>(stream, p, blocks, shared);
+  return WithElement(dtype, [&](auto element) {
+    using T = decltype(element);
+    return drops ? Launch<Body<T, true>>(stream, p, blocks, shared)
+                 : Launch<Body<T, false>>(stream, p, blocks, shared);
+  });
 }
 
 }  // namespace
 
 cudaError_t LaunchDelta(cudaStream_t stream, const Params& p, DType dtype) {
-  return dtype == DType::kBF16 ? Launch<Delta<Bf16>>(stream, p, DeltaBlocks(p), 0)
-                               : Launch<Delta<float>>(stream, p, DeltaBlocks(p), 0);
+  return WithElement(dtype, [&](auto element) {
+    return Launch<Delta<decltype(element)>>(stream, p, DeltaBlocks(p), 0);
+  });
 }
 
 cudaError_t LaunchPlainForward(cudaStream_t stream, const Params& p, DType dtype, bool drops) {

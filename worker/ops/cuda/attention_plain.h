@@ -1,5 +1,5 @@
-// Attention for what the tensor core kernels do not take: fp32, and bf16 with a head dimension or
-// alignment of any kind. All arithmetic is fp32. A block has 16 rows, 4 a warp, and walks over
+// Attention for what the tensor core kernels do not take: fp32, and 16 bits with a head dimension
+// or alignment of any kind. All arithmetic is fp32. A block has 16 rows, 4 a warp, and walks over
 // tiles of 32 columns, one a lane: queries by keys, or keys by queries for the keys' gradients.
 // Sums along the head's dimension live in shared memory.
 #pragma once

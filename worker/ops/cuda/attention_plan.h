@@ -12,8 +12,8 @@
 
 namespace zeroshard::cuda::attention {
 
-// kTensorCores: bf16, a head dimension and leading dimensions that are multiples of 8, at most 128,
-// and addresses that are multiples of 16 bytes. kPlain: everything else.
+// kTensorCores: bf16 or fp16, a head dimension and leading dimensions that are multiples of 8, at
+// most 128, and addresses that are multiples of 16 bytes. kPlain: everything else.
 enum class Path { kTensorCores, kPlain };
 
 // addresses: of all tensors of the call. The same shapes in one process give the same path as long
@@ -24,7 +24,7 @@ inline Path ChoosePath(const AttentionArgs& args, std::initializer_list<const vo
   });
   const bool fits = args.head_dim % 8 == 0 && args.head_dim <= 128 && args.ld_q % 8 == 0 &&
                     args.ld_k % 8 == 0 && args.ld_v % 8 == 0;
-  return args.dtype == DType::kBF16 && aligned && fits ? Path::kTensorCores : Path::kPlain;
+  return SizeOf(args.dtype) == 2 && aligned && fits ? Path::kTensorCores : Path::kPlain;
 }
 
 // The head dimension that the tensor core kernels are compiled for.

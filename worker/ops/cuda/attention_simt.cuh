@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+#include "worker/ops/cuda/host_device.h"
 
 namespace zeroshard::cuda::attention {
 
@@ -42,8 +45,8 @@ struct DeviceSimt {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
   }
 
-  // Four 8x8 matrices of bf16: lane l gives the address of row l % 8 of matrix l / 8, and receives
-  // of matrix i the elements (l / 4, l % 4 * 2 + {0, 1}) in to[i].
+  // Four 8x8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
+  // and receives of matrix i the elements (l / 4, l % 4 * 2 + {0, 1}) in to[i].
   __device__ __forceinline__ void LoadMatrices(const void* row, uint32_t (&to)[4]) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -57,19 +60,33 @@ struct DeviceSimt {
                  : "r"(Address(row))
                  : "memory");
   }
-  // c[16, 8] += a[16, 16] * b[16, 8], bf16 into fp32.
+  // c[16, 8] += a[16, 16] * b[16, 8], elements of T (Bf16 or Fp16) into fp32.
+  template <class T>
   __device__ __forceinline__ void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                               float (&c)[4]) const {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (std::is_same_v<T, Fp16>) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
   }
-  // bf16 of both, rounded to nearest even, `low` in the lower half.
-  __device__ __forceinline__ uint32_t PackBf16(float low, float high) const {
+  // T of both, rounded to nearest even, `low` in the lower half.
+  template <class T>
+  __device__ __forceinline__ uint32_t Pack(float low, float high) const {
     uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    if constexpr (std::is_same_v<T, Fp16>) {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
     return packed;
   }
   // 2^x within two units of the last place.

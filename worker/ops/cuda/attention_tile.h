@@ -1,6 +1,7 @@
-// The parts of a tensor core attention kernel: tiles of bf16 in shared memory, and the products of
-// one warp over them. A warp owns 16 rows of a result a row tile; what it computed from a product
-// goes into the next one from registers (the accumulator's layout is that of the left operand).
+// The parts of a tensor core attention kernel: tiles of T (Bf16 or Fp16) in shared memory, and the
+// products of one warp over them. A warp owns 16 rows of a result a row tile; what it computed from
+// a product goes into the next one from registers (the accumulator's layout is that of the left
+// operand).
 //
 // Fragments of m16n8k16 (PTX ISA): lane l holds of an accumulator [16, 8] the elements
 // (l / 4 + 8 * (i / 2), l % 4 * 2 + i % 2) in c[i].
@@ -26,6 +27,7 @@ namespace zeroshard::cuda::attention {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLanes = 32;
+constexpr int kTileElement = 2;  // bytes
 constexpr float kLog2E = 1.44269504f;
 
 // Blocks of a launch.
@@ -53,15 +55,15 @@ ZS_HOST_DEVICE int ElementOfChunk(int row, int chunk) {
 
 // Rows [first, first + kRows) of a head into a tile, by all threads of the block; zeros behind the
 // sequence and behind the head's dimension.
-template <int kRows, int D, class Simt>
-ZS_KERNEL_CODE void LoadTile(const Simt& simt, const Bf16* head, int64_t ld, int first, int seq,
-                             int head_dim, Bf16* tile) {
+template <int kRows, int D, class T, class Simt>
+ZS_KERNEL_CODE void LoadTile(const Simt& simt, const T* head, int64_t ld, int first, int seq,
+                             int head_dim, T* tile) {
   constexpr int kChunks = D / 8, kStep = kThreads / kChunks;  // rows at a time
   static_assert(kRows % kStep == 0 && kStep % 8 == 0);
   const int row = simt.thread() / kChunks, chunk = simt.thread() % kChunks;
   const int rows = chunk * 8 < head_dim ? seq - first - row : 0;  // that there are from here on
-  const Bf16* from = head + (first + row) * ld + chunk * 8;
-  Bf16* to = tile + ElementOfChunk<D>(row, chunk);
+  const T* from = head + (first + row) * ld + chunk * 8;
+  T* to = tile + ElementOfChunk<D>(row, chunk);
   ZS_UNROLL_ALL
   for (int step = 0; step < kRows; step += kStep) {
     simt.CopyAsync16(to + step * D, step < rows ? from : head, step < rows);
@@ -70,9 +72,9 @@ ZS_KERNEL_CODE void LoadTile(const Simt& simt, const Bf16* head, int64_t ld, int
 }
 
 // result[m][n][i] += rows * columns^T of 16 * M rows of one tile and N rows of another, along D.
-template <int M, int N, int D, class Simt>
-ZS_KERNEL_CODE void RowsByRows(const Simt& simt, const Bf16* rows, int first_row,
-                               const Bf16* columns, float (&result)[M][N / 8][4]) {
+template <int M, int N, int D, class T, class Simt>
+ZS_KERNEL_CODE void RowsByRows(const Simt& simt, const T* rows, int first_row, const T* columns,
+                               float (&result)[M][N / 8][4]) {
   const int lane = simt.thread() % kLanes;
   ZS_UNROLL_ALL
   for (int depth = 0; depth < D / 16; ++depth) {
@@ -90,15 +92,15 @@ ZS_KERNEL_CODE void RowsByRows(const Simt& simt, const Bf16* rows, int first_row
           right);
       ZS_UNROLL_ALL
       for (int m = 0; m < M; ++m) {
-        simt.MultiplyAdd(left[m], right[0], right[1], result[m][n * 2]);
-        simt.MultiplyAdd(left[m], right[2], right[3], result[m][n * 2 + 1]);
+        simt.template MultiplyAdd<T>(left[m], right[0], right[1], result[m][n * 2]);
+        simt.template MultiplyAdd<T>(left[m], right[2], right[3], result[m][n * 2 + 1]);
       }
     }
   }
 }
 
-// Accumulators [16, N] as left operands [16, 16] of the next product, rounded to bf16.
-template <int N, class Simt>
+// Accumulators [16, N] as left operands [16, 16] of the next product, rounded to T.
+template <class T, int N, class Simt>
 ZS_KERNEL_CODE void PackLeft(const Simt& simt, const float (&from)[N / 8][4],
                              uint32_t (&to)[N / 16][4]) {
   ZS_UNROLL_ALL
@@ -106,15 +108,15 @@ ZS_KERNEL_CODE void PackLeft(const Simt& simt, const float (&from)[N / 8][4],
     ZS_UNROLL_ALL
     for (int i = 0; i < 4; ++i) {
       const float* pair = from[n * 2 + i / 2] + i % 2 * 2;
-      to[n][i] = simt.PackBf16(pair[0], pair[1]);
+      to[n][i] = simt.template Pack<T>(pair[0], pair[1]);
     }
   }
 }
 
 // result[m] += left[m] * tile: [16, N] by the N rows of a tile [N, D].
-template <int M, int N, int D, class Simt>
+template <int M, int N, int D, class T, class Simt>
 ZS_KERNEL_CODE void LeftByTile(const Simt& simt, const uint32_t (&left)[M][N / 16][4],
-                               const Bf16* tile, float (&result)[M][D / 8][4]) {
+                               const T* tile, float (&result)[M][D / 8][4]) {
   const int lane = simt.thread() % kLanes;
   ZS_UNROLL_ALL
   for (int depth = 0; depth < N / 16; ++depth) {
@@ -125,8 +127,8 @@ ZS_KERNEL_CODE void LeftByTile(const Simt& simt, const uint32_t (&left)[M][N / 1
           tile + ElementOfChunk<D>(depth * 16 + lane % 16, n * 2 + lane / 16), right);
       ZS_UNROLL_ALL
       for (int m = 0; m < M; ++m) {
-        simt.MultiplyAdd(left[m][depth], right[0], right[1], result[m][n * 2]);
-        simt.MultiplyAdd(left[m][depth], right[2], right[3], result[m][n * 2 + 1]);
+        simt.template MultiplyAdd<T>(left[m][depth], right[0], right[1], result[m][n * 2]);
+        simt.template MultiplyAdd<T>(left[m][depth], right[2], right[3], result[m][n * 2 + 1]);
       }
     }
   }
@@ -135,9 +137,9 @@ ZS_KERNEL_CODE void LeftByTile(const Simt& simt, const uint32_t (&left)[M][N / 1
 // Writes a warp's accumulators [16, D], times a factor for each of a lane's two rows, to rows
 // [first, first + 16) of a head. They pass through 16 rows of a tile that no other warp uses, so
 // that memory is written in words of 16 bytes.
-template <int D, class Simt>
+template <int D, class T, class Simt>
 ZS_KERNEL_CODE void StoreRows(const Simt& simt, const float (&sums)[D / 8][4], float factor_low,
-                              float factor_high, Bf16* tile, int tile_row, Bf16* head, int64_t ld,
+                              float factor_high, T* tile, int tile_row, T* head, int64_t ld,
                               int first, int seq, int head_dim) {
   const int lane = simt.thread() % kLanes;
   simt.SyncWarp();  // the tile's rows have been read
@@ -146,10 +148,10 @@ ZS_KERNEL_CODE void StoreRows(const Simt& simt, const float (&sums)[D / 8][4], f
     ZS_UNROLL_ALL
     for (int half = 0; half < 2; ++half) {
       const float factor = half == 0 ? factor_low : factor_high;
-      Bf16* to = tile + ElementOfChunk<D>(tile_row + RowOfElement(lane, half * 2), n) +
-                 ColumnOfElement(lane, 0);
+      T* to = tile + ElementOfChunk<D>(tile_row + RowOfElement(lane, half * 2), n) +
+              ColumnOfElement(lane, 0);
       *reinterpret_cast<uint32_t*>(to) =
-          simt.PackBf16(sums[n][half * 2] * factor, sums[n][half * 2 + 1] * factor);
+          simt.template Pack<T>(sums[n][half * 2] * factor, sums[n][half * 2 + 1] * factor);
     }
   }
   simt.SyncWarp();

@@ -18,8 +18,9 @@ struct Cached {
 cudaError_t LaunchCached(cudaStream_t stream, const CachedParams& p, DType dtype) {
   const int64_t blocks = CachedBlocks(p);
   const int shared = CachedShared(p.head_dim);
-  return dtype == DType::kBF16 ? Launch<Cached<Bf16>>(stream, p, blocks, shared)
-                               : Launch<Cached<float>>(stream, p, blocks, shared);
+  return WithElement(dtype, [&](auto element) {
+    return Launch<Cached<decltype(element)>>(stream, p, blocks, shared);
+  });
 }
 
 }  // namespace zeroshard::cuda::attention

@@ -13,9 +13,9 @@ namespace cuda {
 namespace {
 
 absl::Status CheckType(DType type) {
-  if (type == DType::kF32 || type == DType::kBF16) return absl::OkStatus();
+  if (IsFloat(type)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("kernels for GPUs take fp32 and bf16 elements, not ", NameOf(type)));
+      absl::StrCat("kernels for GPUs take fp32, bf16 and fp16 elements, not ", NameOf(type)));
 }
 
 }  // namespace
@@ -55,7 +55,15 @@ absl::Status CudaOps::Matmul(const MatmulArgs& args) {
   ZS_RETURN_IF_ERROR(CheckType(args.ab_type));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(kMatmulWorkspace));
-  return library_->Run(stream, args, {}, scratch);
+  return library_->Run(stream, args, scratch);
+}
+
+absl::Status CudaOps::MatmulGeluBackward(const MatmulArgs& args, const void* x) {
+  ZS_RETURN_IF_ERROR(CheckType(args.ab_type));
+  ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
+  ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(kMatmulWorkspace));
+  ZS_ASSIGN_OR_RETURN(const bool done, library_->RunTimesGeluSlope(stream, args, x, scratch));
+  return done ? absl::OkStatus() : Ops::MatmulGeluBackward(args, x);
 }
 
 absl::Status CudaOps::AttentionForward(const AttentionArgs& args, void* out, float* lse) {

@@ -37,6 +37,8 @@ class CudaOps : public Ops {
   // FAILED_PRECONDITION on a device that an earlier error has made unusable, UNIMPLEMENTED for a
   // product that cuBLASLt has no kernel for, INTERNAL where a launch fails.
   absl::Status Matmul(const MatmulArgs& args) override;
+  // In bf16 in one pass where cuBLASLt has a kernel: the product is then not rounded before.
+  absl::Status MatmulGeluBackward(const MatmulArgs& args, const void* x) override;
   absl::Status AttentionForward(const AttentionArgs& args, void* out, float* lse) override;
   absl::Status AttentionBackward(const AttentionArgs& args, const void* out, const void* d_out,
                                  const float* lse, void* d_q, void* d_k, void* d_v) override;

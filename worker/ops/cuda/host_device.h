@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/kernels/half.h"
 #include "common/types.h"
 
 #ifdef __CUDACC__
@@ -93,7 +94,7 @@ ZS_HOST_DEVICE I FetchAdd(I* to, I value) {
 }
 
 // A type of tensors in memory. Arithmetic is fp32: a further type is one more specialisation here
-// and one more case in ForType (launch.h).
+// and one more case in WithElement.
 template <class T>
 struct Element;
 
@@ -118,9 +119,43 @@ struct Element<Bf16> {
   }
 };
 
-// value as `type` (fp32 or bf16) holds it.
+// IEEE's conversions (PTX ISA, cvt): to nearest even, with subnormals, infinity from 65520 on. On
+// the host the bits are those of half.h; a GPU's NaN may be another one.
+template <>
+struct Element<Fp16> {
+  static constexpr DType kType = DType::kF16;
+  static ZS_HOST_DEVICE float Widen(Fp16 value) {
+#ifdef __CUDA_ARCH__
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+#else
+    return FloatOf(value);
+#endif
+  }
+  static ZS_HOST_DEVICE Fp16 Narrow(float value) {
+#ifdef __CUDA_ARCH__
+    Fp16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(value));
+    return half;
+#else
+    return HalfOf(value);
+#endif
+  }
+};
+
+// f(T()) for the element type T of `type`: fp32, bf16 or fp16.
+template <class F>
+inline auto WithElement(DType type, const F& f) {
+  if (type == DType::kBF16) return f(Bf16());
+  return type == DType::kF16 ? f(Fp16()) : f(float());
+}
+
+// value as `type` (fp32, bf16 or fp16) holds it.
 ZS_HOST_DEVICE float Rounded(float value, DType type) {
-  return type == DType::kBF16 ? Element<Bf16>::Widen(Element<Bf16>::Narrow(value)) : value;
+  if (type == DType::kBF16) return Element<Bf16>::Widen(Element<Bf16>::Narrow(value));
+  if (type == DType::kF16) return Element<Fp16>::Widen(Element<Fp16>::Narrow(value));
+  return value;
 }
 
 // Elements that a thread takes at a time where memory is aligned: whole 16-byte words of any type.

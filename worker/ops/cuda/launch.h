@@ -28,15 +28,11 @@ struct TypeTag {
 // Calls f(TypeTag<T>()) for the element type of `dtype`; INVALID_ARGUMENT where there is none.
 template <class F>
 absl::Status ForType(DType dtype, const char* what, const F& f) {
-  switch (dtype) {
-    case DType::kF32:
-      return f(TypeTag<float>());
-    case DType::kBF16:
-      return f(TypeTag<Bf16>());
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": element type ", NameOf(dtype), "; wanted fp32 or bf16"));
+  if (IsFloat(dtype)) {
+    return WithElement(dtype, [&](auto element) { return f(TypeTag<decltype(element)>()); });
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": element type ", NameOf(dtype), "; wanted fp32, bf16 or fp16"));
 }
 
 }  // namespace zeroshard::cuda

@@ -42,14 +42,14 @@ absl::Status BlasStatus(cublasStatus_t status, const char* call, const std::stri
   }
 }
 
-cudaDataType_t TypeOf(DType type) { return type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t TypeOf(DType type) {
+  if (type == DType::kBF16) return CUDA_R_16BF;
+  return type == DType::kF16 ? CUDA_R_16F : CUDA_R_32F;
+}
 
 cublasLtEpilogue_t EpilogueOf(const ColumnMajorProblem& p) {
-  if (!p.gelu) return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (p.keeps_gelu_input) {
-    return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-  }
-  return p.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  if (p.gelu_slope) return CUBLASLT_EPILOGUE_DGELU;
+  return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 struct Destroy {
@@ -105,7 +105,7 @@ absl::Status MakeProduct(const ColumnMajorProblem& problem, const std::string& w
     const auto type = static_cast<int32_t>(TypeOf(problem.operand_type));
     ZS_RETURN_IF_ERROR(Set(*product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type, where));
   }
-  if (problem.keeps_gelu_input) {
+  if (problem.gelu_slope) {
     ZS_RETURN_IF_ERROR(
         Set(*product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, problem.result.ld, where));
   }
@@ -129,21 +129,6 @@ absl::Status MakePreference(const ColumnMajorProblem& problem, const std::string
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.result.alignment}};
   for (const auto& [attribute, bytes] : alignments) {
     ZS_RETURN_IF_ERROR(Set(*preference, attribute, static_cast<uint32_t>(bytes), where));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckGelu(const MatmulArgs& args, const GeluEpilogue& gelu, const std::string& where) {
-  if (!gelu.apply && gelu.pre_activation == nullptr) return absl::OkStatus();
-  if (!gelu.apply || args.k == 0 || args.accumulate || args.ab_type != args.c_type) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where,
-        ": GELU takes a product over something, a result of the operands' type, and no "
-        "accumulation"));
-  }
-  if (gelu.pre_activation != nullptr && args.n % 8 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": keeping GELU's input takes columns that are a multiple of 8"));
   }
   return absl::OkStatus();
 }
@@ -190,22 +175,21 @@ absl::StatusOr<MatmulLibrary::Plan*> MatmulLibrary::Find(const ColumnMajorProble
   ZS_BLAS(cublasLtMatmulAlgoGetHeuristic, handle_.get(), plan->product.get(), plan->left.get(),
           plan->right.get(), plan->result.get(), plan->result.get(), preference.get(), 1, &best,
           &count);
-  const cublasStatus_t state = count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : best.state;
-  ZS_RETURN_IF_ERROR(BlasStatus(state, "cublasLtMatmulAlgoGetHeuristic", where));
-  plan->algorithm = best.algo;
+  if (count > 0 && best.state != CUBLAS_STATUS_NOT_SUPPORTED) {
+    ZS_RETURN_IF_ERROR(BlasStatus(best.state, "cublasLtMatmulAlgoGetHeuristic", where));
+    plan->algorithm = best.algo;
+  } else {
+    plan = nullptr;
+  }
   // Asked for again, a problem gets the same algorithm.
   if (plans_.size() >= kMostPlans) plans_.clear();
   return plans_.emplace(problem, std::move(plan)).first->second.get();
 }
 
-absl::Status MatmulLibrary::Run(cudaStream_t stream, const MatmulArgs& args,
-                                const GeluEpilogue& gelu, void* workspace) {
+absl::Status MatmulLibrary::Run(cudaStream_t stream, const MatmulArgs& args, void* workspace) {
   ZS_RETURN_IF_ERROR(cpu::CheckMatmul(args));
   if (args.m == 0 || args.n == 0) return absl::OkStatus();
   ColumnMajorProblem problem = ProblemOf(args, allow_tf32_);
-  ZS_RETURN_IF_ERROR(CheckGelu(args, gelu, Describe(problem)));
-  problem.gelu = gelu.apply;
-  problem.keeps_gelu_input = gelu.pre_activation != nullptr;
   if (args.k == 0 || (args.bias != nullptr && !problem.bias)) {
     ZS_RETURN_IF_ERROR(StatusOf(FillRows(stream, args.bias, args.ab_type, args.m, args.n,
                                          args.accumulate, args.c_type, args.c),
@@ -214,14 +198,33 @@ absl::Status MatmulLibrary::Run(cudaStream_t stream, const MatmulArgs& args,
     problem.accumulate = true;
   }
   ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem));
-  const std::string where = "matrix product";
+  if (plan == nullptr) {
+    return BlasStatus(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic",
+                      Describe(problem));
+  }
   if (problem.bias) {
-    ZS_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias, where));
+    ZS_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias,
+                           "bias of a matrix product"));
   }
-  if (problem.keeps_gelu_input) {
-    ZS_RETURN_IF_ERROR(
-        Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu.pre_activation, where));
-  }
+  return Enqueue(stream, problem, args, plan, workspace);
+}
+
+absl::StatusOr<bool> MatmulLibrary::RunTimesGeluSlope(cudaStream_t stream, const MatmulArgs& args,
+                                                      const void* x, void* workspace) {
+  ZS_RETURN_IF_ERROR(cpu::CheckMatmul(args));
+  if (!TakesGeluSlope(args, x)) return false;
+  ColumnMajorProblem problem = ProblemOf(args, allow_tf32_);
+  problem.gelu_slope = true;
+  ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem));
+  if (plan == nullptr) return false;
+  ZS_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x,
+                         "input of GELU beside a matrix product"));
+  ZS_RETURN_IF_ERROR(Enqueue(stream, problem, args, plan, workspace));
+  return true;
+}
+
+absl::Status MatmulLibrary::Enqueue(cudaStream_t stream, const ColumnMajorProblem& problem,
+                                    const MatmulArgs& args, Plan* plan, void* workspace) {
   const float one = 1, beta = problem.accumulate ? 1 : 0;
   const cublasStatus_t status = Lt().cublasLtMatmul(
       handle_.get(), plan->product.get(), &one, args.b, plan->left.get(), args.a, plan->right.get(),

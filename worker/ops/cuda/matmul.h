@@ -20,13 +20,6 @@ namespace zeroshard::cuda {
 
 constexpr size_t kMatmulWorkspace = size_t{32} << 20;
 
-// GELU of the result, in the product's own epilogue. pre_activation: null, or receives what GELU
-// was applied to, [m, n] of the result's type, for its backward (n then a multiple of 8).
-struct GeluEpilogue {
-  bool apply = false;
-  void* pre_activation = nullptr;
-};
-
 // Serves one thread at a time.
 class MatmulLibrary {
  public:
@@ -38,8 +31,12 @@ class MatmulLibrary {
   // Enqueues the product. workspace: kMatmulWorkspace bytes, 256-byte aligned, of this stream's
   // calls alone. INVALID_ARGUMENT for arguments that cannot be; UNIMPLEMENTED where the library has
   // no algorithm; INTERNAL with the library's text where it fails; all name the product.
-  absl::Status Run(cudaStream_t stream, const MatmulArgs& args, const GeluEpilogue& gelu,
-                   void* workspace);
+  absl::Status Run(cudaStream_t stream, const MatmulArgs& args, void* workspace);
+  // The product times GELU's slope at x [m, n] in one pass, rounded once; errors as above. False,
+  // and nothing is enqueued, where TakesGeluSlope says no or the library has no algorithm: the same
+  // on every call and every rank with such a GPU.
+  absl::StatusOr<bool> RunTimesGeluSlope(cudaStream_t stream, const MatmulArgs& args, const void* x,
+                                         void* workspace);
 
   bool allow_tf32() const { return allow_tf32_; }
   // Of the library, once one was made: 130002 is 13.0.2.
@@ -52,7 +49,10 @@ class MatmulLibrary {
   };
 
   MatmulLibrary(cublasLtHandle_t handle, bool allow_tf32);
+  // Null where the library has no algorithm.
   absl::StatusOr<Plan*> Find(const ColumnMajorProblem& problem);
+  absl::Status Enqueue(cudaStream_t stream, const ColumnMajorProblem& problem,
+                       const MatmulArgs& args, Plan* plan, void* workspace);
 
   const std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, Close> handle_;
   const bool allow_tf32_;
@@ -63,8 +63,8 @@ class MatmulLibrary {
 };
 
 // c[rows, columns] = bias (zeros where it is null) in each row, or c + bias with accumulate; bias
-// of bias_type, c of c_type. What the library does not do: products over nothing, and a bf16 bias
-// of an fp32 result.
+// of bias_type, c of c_type. What the library does not do: products over nothing, and a 16-bit
+// bias of an fp32 result.
 cudaError_t FillRows(cudaStream_t stream, const void* bias, DType bias_type, int64_t rows,
                      int64_t columns, bool accumulate, DType c_type, void* c);
 

@@ -37,12 +37,11 @@ cudaError_t FillRows(cudaStream_t stream, const void* bias, DType bias_type, int
                      int64_t columns, bool accumulate, DType c_type, void* c) {
   const int64_t count = rows * columns;
   if (count == 0) return cudaSuccess;
-  if (c_type == DType::kBF16) {
-    return Launch<Bf16, Bf16>(stream, bias, count, columns, accumulate, c);
-  }
-  return bias_type == DType::kBF16
-             ? Launch<Bf16, float>(stream, bias, count, columns, accumulate, c)
-             : Launch<float, float>(stream, bias, count, columns, accumulate, c);
+  return WithElement(bias_type, [&](auto element) {
+    using Bias = decltype(element);
+    return c_type == DType::kF32 ? Launch<Bias, float>(stream, bias, count, columns, accumulate, c)
+                                 : Launch<Bias, Bias>(stream, bias, count, columns, accumulate, c);
+  });
 }
 
 }  // namespace zeroshard::cuda

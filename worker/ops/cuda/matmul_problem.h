@@ -26,24 +26,22 @@ struct ColumnMajor {
   }
 };
 
-// result[rows, columns] = op(left) op(right) (+ bias[rows] in each column) (+ result), then GELU
-// where it is asked for. All that an algorithm is chosen by: its key.
+// result[rows, columns] = op(left) op(right) (+ bias[rows] in each column) (+ result), or times
+// GELU's slope where that is asked for. All that an algorithm is chosen by: its key.
 struct ColumnMajorProblem {
   int64_t depth = 0;
   ColumnMajor left, right, result;
   DType operand_type = DType::kF32, result_type = DType::kF32;
   bool accumulate = false;
-  bool bias = false;  // of operand_type
-  bool gelu = false;  // tanh approximation
-  bool keeps_gelu_input =
-      false;          // another matrix like the result receives what GELU was applied to
-  bool tf32 = false;  // fp32 operands are rounded to 10 bits of fraction
+  bool bias = false;        // of operand_type
+  bool gelu_slope = false;  // (tanh approximation) at another matrix like the result
+  bool tf32 = false;        // fp32 operands are rounded to 10 bits of fraction
 
   friend bool operator==(const ColumnMajorProblem&, const ColumnMajorProblem&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const ColumnMajorProblem& x) {
     return H::combine(std::move(h), x.depth, x.left, x.right, x.result, x.operand_type,
-                      x.result_type, x.accumulate, x.bias, x.gelu, x.keeps_gelu_input, x.tf32);
+                      x.result_type, x.accumulate, x.bias, x.gelu_slope, x.tf32);
   }
 };
 
@@ -75,6 +73,14 @@ inline ColumnMajorProblem ProblemOf(const MatmulArgs& args, bool tf32) {
   return problem;
 }
 
+// Whether the library may multiply by GELU's slope at `x` itself: bf16, whose rounding hides how it
+// takes the hyperbolic tangent, and lies as its epilogue wants it.
+inline bool TakesGeluSlope(const MatmulArgs& args, const void* x) {
+  return args.ab_type == DType::kBF16 && args.c_type == DType::kBF16 && args.bias == nullptr &&
+         !args.accumulate && args.m > 0 && args.n > 0 && args.k > 0 && args.n % 8 == 0 &&
+         AlignmentOf(x) >= 16;
+}
+
 // As its caller would write it.
 inline std::string Describe(const ColumnMajorProblem& p) {
   return absl::StrCat("product [", p.result.columns, ", ", p.depth, "]",
@@ -82,7 +88,7 @@ inline std::string Describe(const ColumnMajorProblem& p) {
                       p.result.rows, "]", p.left.transpose ? " (stored transposed)" : "", " of ",
                       NameOf(p.operand_type), " into ", NameOf(p.result_type),
                       p.accumulate ? ", accumulated" : "", p.bias ? ", with bias" : "",
-                      p.gelu ? ", with GELU" : "", p.tf32 ? ", in TF32" : "");
+                      p.gelu_slope ? ", times GELU's slope" : "", p.tf32 ? ", in TF32" : "");
 }
 
 }  // namespace zeroshard::cuda

@@ -4,13 +4,13 @@
 //
 // What holds for all of them:
 // * They enqueue work and return at once; nothing waits for the device. Pointers are device memory.
-// * OK, INVALID_ARGUMENT for an element type that is neither fp32 nor bf16, or the error of the
+// * OK, INVALID_ARGUMENT for an element type that is not fp32, bf16 or fp16, or the error of the
 //   launch (launch.h).
-// * Arithmetic is fp32; a result is rounded once, to nearest even, and a NaN stays a NaN.
-// * The same bits on every run, for any alignment and on any GPU: sums have a fixed order, and
-// there
-//   are no atomic operations on floating-point numbers. 16-byte aligned pointers (and row lengths
-//   that are multiples of 8 elements) are fast.
+// * Arithmetic is fp32; a result is rounded once, to nearest even (of fp16, to infinity from 65520
+//   on), and a NaN stays a NaN.
+// * The same bits on every run, for any alignment and on any GPU: sums have a fixed order, and no
+//   atomic operation is on a floating-point number. 16-byte aligned pointers (and row lengths that
+//   are multiples of 8 elements) are fast.
 // * Thread-safe; no state, no pointer is kept. Outputs may not overlap inputs unless ops.h or the
 //   comment here says so.
 // * Functions that take a workspace say how many bytes it needs; it is scratch, 256-byte aligned,

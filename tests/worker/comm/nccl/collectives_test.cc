@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -29,10 +30,18 @@ uint16_t ToBF16(float value) {
 }
 float FromBF16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 
+// With the compiler's conversions.
+struct Half {
+  __extension__ typedef _Float16 Native;
+  Native value;
+};
+
 template <typename T>
 T Encode(float value) {
   if constexpr (sizeof(T) == 4) {
     return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return {static_cast<Half::Native>(value)};
   } else {
     return ToBF16(value);
   }
@@ -41,12 +50,16 @@ template <typename T>
 float Decode(T value) {
   if constexpr (sizeof(T) == 4) {
     return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return static_cast<float>(value.value);
   } else {
     return FromBF16(value);
   }
 }
 template <typename T>
-constexpr DType kTypeOf = sizeof(T) == 4 ? DType::kF32 : DType::kBF16;
+constexpr DType kTypeOf = sizeof(T) == 4            ? DType::kF32
+                          : std::is_same_v<T, Half> ? DType::kF16
+                                                    : DType::kBF16;
 
 // Contribution of `rank` at global position `i`; sums of these are not exact, so order shows.
 float Rough(int rank, int64_t i) {
@@ -54,7 +67,9 @@ float Rough(int rank, int64_t i) {
   return ((i * 31 + rank * 17) % 2 == 0 ? 1.0f : -1.0f) * magnitude *
          (1.0f + static_cast<float>((i * 13 + rank * 5) % 101) / 128.0f);
 }
-// Sums of these are exact in fp32 and in bf16.
+// The same within fp16's range, most of the time.
+float RoughHalf(int rank, int64_t i) { return Rough(rank, i) * 0x1p-8f; }
+// Sums of these are exact in fp32 and in both 16-bit types.
 float Whole(int rank, int64_t i) { return static_cast<float>((i * 5 + rank * 3) % 23); }
 
 struct FoldCase {
@@ -129,6 +144,18 @@ TEST_P(NcclWorlds, ReduceScatterFoldsInRankOrderAndRoundsOnce) {
   ExpectFolded<uint16_t, float>(ranks, c);
 }
 
+TEST_P(NcclWorlds, ReduceScatterOfFp16FoldsInRankOrderAndRoundsOnce) {
+  NcclRanks ranks(GetParam());
+  FoldCase c{.counts = Equal(1003), .contributors = GetParam(), .value = RoughHalf};
+  ExpectFolded<Half, Half>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
+  c.accumulate = true;
+  ExpectFolded<Half, Half>(ranks, c);
+  c.accumulate = false;
+  c.in_place = true;
+  ExpectFolded<Half, Half>(ranks, c);
+}
+
 TEST_P(NcclWorlds, ReduceScatterAccumulates) {
   NcclRanks ranks(GetParam());
   const FoldCase c{.counts = Equal(517), .contributors = GetParam(), .accumulate = true};
@@ -201,14 +228,17 @@ TEST_P(NcclWorlds, WithoutDeterminismSumsOfEqualPartsAreNcclsOwn) {
   ExpectFolded<float, float>(ranks, c);
   ExpectFolded<uint16_t, uint16_t>(ranks, c);
   ExpectFolded<uint16_t, float>(ranks, c);
+  ExpectFolded<Half, Half>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
   c.in_place = true;
   ExpectFolded<uint16_t, uint16_t>(ranks, c);
   c.in_place = false;
   c.accumulate = true;
   ExpectFolded<uint16_t, float>(ranks, c);
+  ExpectFolded<Half, float>(ranks, c);
   if (GetParam() > 1) {
     EXPECT_THAT(ranks.nccl().calls(0), Each(FakeCall::kReduceScatter));
-    EXPECT_EQ(ranks.nccl().calls(0).size(), 5u);
+    EXPECT_EQ(ranks.nccl().calls(0).size(), 8u);
   } else {
     EXPECT_THAT(ranks.nccl().calls(0), ::testing::IsEmpty());
   }
@@ -245,6 +275,72 @@ TEST_P(NcclWorlds, AllGatherBringsEveryPartToAllRanks) {
               (GetParam() - 1) * count * 2);
     EXPECT_TRUE(ranks[r].AllGather(buffer.data(), 0, DType::kU8, Info()).Wait().ok());
   });
+}
+
+TEST_P(NcclWorlds, GathersTogetherAreOneGroupAndOneEvent) {
+  NcclRanks ranks(GetParam());
+  const std::vector<int64_t> counts = {100, 0, 1, 4097};
+  ranks.Each([&](int r) {
+    std::vector<std::vector<float>> buffers;
+    std::vector<GatherPart> parts;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      buffers.emplace_back(GetParam() * counts[i], -1.0f);
+      std::fill_n(buffers[i].begin() + r * counts[i], counts[i], static_cast<float>(10 * i + r));
+      parts.push_back({buffers[i].data(), counts[i]});
+    }
+    const std::vector<Event> events =
+        ranks[r].AllGatherTogether(parts, DType::kF32, Info(Phase::kStep), {});
+    ASSERT_EQ(events.size(), counts.size());
+    for (const Event& event : events) {
+      EXPECT_EQ(event.state(), events[0].state());
+      ASSERT_TRUE(event.Wait().ok()) << event.Wait();
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      for (int p = 0; p < GetParam(); ++p) {
+        for (int64_t e = 0; e < counts[i]; ++e) {
+          ASSERT_EQ(buffers[i][p * counts[i] + e], static_cast<float>(10 * i + p)) << i << " " << e;
+        }
+      }
+    }
+    EXPECT_EQ(ranks[r].traffic().Get(CollectiveOp::kAllGather, Phase::kStep),
+              (GetParam() - 1) * (100 + 1 + 4097) * 4);
+  });
+  const bool alone = GetParam() == 1;
+  EXPECT_EQ(ranks.nccl().groups(0), alone ? 0 : 1);
+  EXPECT_EQ(ranks.nccl().calls(0).size(), alone ? 0u : 3u);  // nothing is sent of what is empty
+}
+
+TEST_P(NcclWorlds, MemoryIsRegisteredForAsLongAsItsRegistrationLives) {
+  NcclRanks ranks(GetParam());
+  const bool alone = GetParam() == 1;
+  ranks.Each([&](int r) {
+    std::vector<float> a(GetParam() * 64, 1.0f), b(10);
+    {
+      auto first = ranks[r].Register(a.data(), a.size() * 4);
+      ASSERT_TRUE(first.ok()) << first.status();
+      auto second = ranks[r].Register(b.data(), 40);
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_TRUE(ranks[r].Register(nullptr, 0).ok());  // of a rank that holds nothing
+      // Handing one on keeps it.
+      const Registration moved = *std::move(second);
+      const std::map<void*, size_t> both = {{a.data(), a.size() * 4}, {b.data(), 40}};
+      EXPECT_EQ(ranks.nccl().registered(r), (alone ? std::map<void*, size_t>() : both));
+      EXPECT_TRUE(ranks[r].AllGather(a.data(), 64, DType::kF32, Info()).Wait().ok());
+    }
+    EXPECT_TRUE(ranks.nccl().registered(r).empty());
+    EXPECT_TRUE(ranks[r].Barrier(Info()).Wait().ok());
+  });
+}
+
+TEST(NcclRegistration, EndsWithTheCommunicatorThatFailed) {
+  NcclRanks ranks(2);
+  ranks.Each([&](int r) {
+    std::vector<float> a(128);
+    auto registration = ranks[r].Register(a.data(), 512);
+    ASSERT_TRUE(registration.ok()) << registration.status();
+    ranks[r].Abort("for the test");
+    EXPECT_EQ(ranks[r].Register(a.data(), 8).status().code(), absl::StatusCode::kAborted);
+  });  // and is ended without another call of NCCL: the fake takes note of those
 }
 
 template <typename T>
@@ -285,6 +381,7 @@ TEST_P(NcclWorlds, AllReduceGivesTheSameBitsEverywhere) {
   for (int64_t count : {0, 1, 3, 4096, 4097, 8192, 20011}) {
     ExpectAllReduced<float>(ranks, count, Rough);
     ExpectAllReduced<uint16_t>(ranks, count, Rough);
+    ExpectAllReduced<Half>(ranks, count, RoughHalf);
   }
 }
 
@@ -293,8 +390,9 @@ TEST_P(NcclWorlds, AllReduceWithoutDeterminismIsNcclsOwn) {
   for (int64_t count : {1, 5000}) {
     ExpectAllReduced<float>(ranks, count, Whole);
     ExpectAllReduced<uint16_t>(ranks, count, Whole);
+    ExpectAllReduced<Half>(ranks, count, Whole);
   }
-  EXPECT_EQ(ranks.nccl().calls(0).size(), GetParam() > 1 ? 4u : 0u);
+  EXPECT_EQ(ranks.nccl().calls(0).size(), GetParam() > 1 ? 6u : 0u);
   EXPECT_THAT(ranks.nccl().calls(0), Each(FakeCall::kAllReduce));
 }
 

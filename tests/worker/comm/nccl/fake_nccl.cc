@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/kernels/half.h"
 
 namespace zeroshard {
 
@@ -63,6 +64,7 @@ struct NcclComm {
   bool over = false;  // aborted or destroyed: not to be used again
   bool connected = false;
   bool finalizing = false;
+  std::map<void*, size_t> registered;
   // A group of calls between GroupEnd and the moment when it is on the stream.
   NcclStream* stream = nullptr;
   std::vector<FakeCall> pending;
@@ -80,12 +82,15 @@ constexpr int kLooks = 3;  // of AsyncError, until a group is on the stream
 
 float Value(const void* from, DType type, int64_t i) {
   if (type == DType::kF32) return static_cast<const float*>(from)[i];
+  if (type == DType::kF16) return FloatOf(static_cast<const Fp16*>(from)[i]);
   return std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(from)[i]} << 16);
 }
 
 void Store(float value, DType type, void* to, int64_t i) {
   if (type == DType::kF32) {
     static_cast<float*>(to)[i] = value;
+  } else if (type == DType::kF16) {
+    static_cast<Fp16*>(to)[i] = HalfOf(value);
   } else {  // sums of these tests that NCCL makes are exact
     static_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
   }
@@ -150,6 +155,7 @@ class FakeNcclApi : public NcclApi {
   NcclResult Destroy(NcclComm* comm) override {
     std::lock_guard lock(world_.mutex_);
     CheckReady(comm, "Destroy");
+    if (!comm->registered.empty()) world_.Violation("Destroy while memory is registered");
     comm->over = true;
     ++world_.destroyed_;
     return NcclResult::kSuccess;
@@ -174,6 +180,20 @@ class FakeNcclApi : public NcclApi {
     return absl::StrCat("fake error ", static_cast<int>(result));
   }
 
+  NcclResult Register(NcclComm* comm, void* data, size_t bytes, void** handle) override {
+    std::lock_guard lock(world_.mutex_);
+    CheckReady(comm, "Register");
+    if (!comm->registered.emplace(data, bytes).second) world_.Violation("registered twice");
+    *handle = data;
+    return NcclResult::kSuccess;
+  }
+  NcclResult Deregister(NcclComm* comm, void* handle) override {
+    std::lock_guard lock(world_.mutex_);
+    CheckReady(comm, "Deregister");
+    if (comm->registered.erase(handle) == 0) world_.Violation("Deregister of what is not");
+    return NcclResult::kSuccess;
+  }
+
   NcclResult GroupStart() override {
     ++group_depth;
     return NcclResult::kSuccess;
@@ -184,6 +204,7 @@ class FakeNcclApi : public NcclApi {
     if (calls.empty()) return NcclResult::kSuccess;
     std::lock_guard lock(world_.mutex_);
     CheckReady(group_comm, "GroupEnd");
+    ++world_.groups_[group_comm->rank];
     group_comm->pending = std::move(calls);
     group_comm->stream = group_stream;
     group_comm->looks = 0;
@@ -362,6 +383,20 @@ int FakeNccl::destroyed() {
 std::vector<FakeCall::Kind> FakeNccl::calls(int rank) {
   std::lock_guard lock(mutex_);
   return calls_[rank];
+}
+
+std::map<void*, size_t> FakeNccl::registered(int rank) {
+  std::lock_guard lock(mutex_);
+  std::map<void*, size_t> all;
+  for (const auto& comm : comms_) {
+    if (comm->rank == rank) all.insert(comm->registered.begin(), comm->registered.end());
+  }
+  return all;
+}
+
+int FakeNccl::groups(int rank) {
+  std::lock_guard lock(mutex_);
+  return groups_[rank];
 }
 
 bool FakeNccl::Stopped(const NcclComm& comm) const { return comm.stopped && !keep_kernels_; }

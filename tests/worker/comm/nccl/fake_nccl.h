@@ -66,6 +66,9 @@ class FakeNccl {
   int destroyed();
   int live_marks() { return live_marks_; }
   std::vector<FakeCall::Kind> calls(int rank);  // of collectives and sends, as they were put
+  int groups(int rank);                         // that these were put in
+  // What is registered with the communicators of `rank`.
+  std::map<void*, size_t> registered(int rank);
 
   std::atomic<int> version{22809};
   std::atomic<bool> refuse_init{false};  // as where two ranks share a GPU
@@ -105,6 +108,7 @@ class FakeNccl {
   std::vector<std::string> violations_;
   std::map<int, NcclResult> errors_;
   std::map<int, std::vector<FakeCall::Kind>> calls_;
+  std::map<int, int> groups_;
   bool hang_aborts_ = false, keep_kernels_ = false, stall_groups_ = false;
   int kernels_ = 0, hung_ = 0, aborted_ = 0, destroyed_ = 0;
   std::atomic<int> live_marks_{0};

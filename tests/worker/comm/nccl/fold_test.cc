@@ -34,11 +34,13 @@ struct Case {
 // Any finite bits, among them subnormal ones: every addition and rounding counts.
 std::vector<uint32_t> AlignedBits(std::mt19937* random, size_t words, DType type) {
   std::vector<uint32_t> bits(words);
+  const uint32_t exponent = type == DType::kF16 ? 0x7c00 : 0x7f80;  // of a 16-bit one
   for (uint32_t& word : bits) {
     do {
       word = (*random)();
-    } while (type == DType::kF32 ? !std::isfinite(std::bit_cast<float>(word))
-                                 : (word & 0x7f80) == 0x7f80 || (word >> 16 & 0x7f80) == 0x7f80);
+    } while (type == DType::kF32
+                 ? !std::isfinite(std::bit_cast<float>(word))
+                 : (word & exponent) == exponent || (word >> 16 & exponent) == exponent);
   }
   return bits;
 }
@@ -80,7 +82,8 @@ TEST(NcclFold, HasTheBitsOfTheCpusSum) {
   std::mt19937 random(1);
   for (const auto& [type, output] :
        {std::pair(DType::kF32, DType::kF32), std::pair(DType::kBF16, DType::kF32),
-        std::pair(DType::kBF16, DType::kBF16)}) {
+        std::pair(DType::kBF16, DType::kBF16), std::pair(DType::kF16, DType::kF32),
+        std::pair(DType::kF16, DType::kF16)}) {
     for (int contributors : {1, 2, 3, 5, 8}) {
       for (int own = -1; own < contributors; ++own) {
         for (bool accumulate : {false, true}) {
@@ -131,6 +134,33 @@ TEST(NcclFold, NanStaysNan) {
   for (uint16_t value : out) {
     EXPECT_TRUE(std::isnan(std::bit_cast<float>(uint32_t{value} << 16)));
   }
+}
+
+TEST(NcclFold, OfFp16OverflowsToInfinityOnlyOnceItIsRounded) {
+  // 65504 + 16 is half a unit beyond the largest number; 65504 + 15 is not. Sums are fp32: what
+  // leaves the range and comes back is finite, and an infinity stays one.
+  const std::vector<uint16_t> first = {0x7bff, 0x7bff, 0xfbff, 0x7bff, 0x7c00};
+  const std::vector<uint16_t> second = {0x4c00, 0x4b80, 0xcc00, 0x7bff, 0xfbff};
+  const std::vector<uint16_t> third = {0, 0, 0, 0xfbff, 0xfbff};
+  std::vector<uint16_t> staged = first;
+  staged.insert(staged.end(), second.begin(), second.end());
+  std::vector<uint16_t> out(5);
+  FoldArgs args{.staged = staged.data(),
+                .stride = 5,
+                .own = third.data(),
+                .own_rank = 2,
+                .contributors = 3,
+                .type = DType::kF16,
+                .count = 5,
+                .out = out.data(),
+                .output_type = DType::kF16};
+  RunPacks<1>(args);
+  EXPECT_EQ(out, (std::vector<uint16_t>{0x7c00, 0x7bff, 0xfc00, 0x7bff, 0x7c00}));
+  std::vector<float> wide(5);
+  args.out = wide.data();
+  args.output_type = DType::kF32;
+  RunPacks<1>(args);
+  EXPECT_EQ(wide, (std::vector<float>{65520, 65519, -65520, 65504, INFINITY}));
 }
 
 TEST(NcclFold, PacksAreForMemoryThatIsAlignedToThem) {

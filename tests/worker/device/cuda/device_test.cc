@@ -134,9 +134,11 @@ TEST(CudaErrorsTest, OnlyWhatTheDeviceRepeatsIsSticky) {
   }
 }
 
-TEST(NvtxRangeTest, NestsWithOrWithoutAProfiler) {
-  const NvtxRange outer("step");
-  const NvtxRange inner("forward");
+TEST_F(CudaDeviceFixture, RangesNestWithOrWithoutAProfiler) {
+  device_->BeginRange("step 1");
+  device_->BeginRange("forward blocks.0");
+  device_->EndRange();
+  device_->EndRange();
   EXPECT_EQ(HasNvtx(), EXPECT_NVTX);
 }
 

@@ -1,5 +1,6 @@
 #include "tests/worker/device/cuda/fake_runtime.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -67,6 +68,12 @@ bool FakeRuntime::HighPriority(StreamHandle stream) const {
   return streams_.at(stream).high_priority;
 }
 
+void FakeRuntime::TakeTime(StreamHandle stream, double milliseconds) {
+  std::lock_guard lock(mutex_);
+  Enqueue(stream,
+          {.run = [this, stream, milliseconds] { streams_.at(stream).clock += milliseconds; }});
+}
+
 Error FakeRuntime::Enter(const char* call) {
   ++calls_[call];
   if (broken_ != Error::kOk) return broken_;
@@ -90,7 +97,10 @@ Error FakeRuntime::Enqueue(StreamHandle stream, Operation operation) {
 void FakeRuntime::RunNext(Queue* queue) {
   Operation operation = std::move(queue->operations.front());
   queue->operations.pop_front();
-  if (operation.awaits) RunUntil(*operation.awaits);
+  if (operation.awaits) {
+    RunUntil(*operation.awaits);
+    queue->clock = std::max(queue->clock, operation.awaits->at);
+  }
   if (operation.run) operation.run();
 }
 
@@ -320,7 +330,10 @@ Error FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   auto record = std::make_shared<Record>();
   record->stream = stream;
   events_.at(event) = record;
-  return Enqueue(stream, {.run = [record] { record->done = true; }});
+  return Enqueue(stream, {.run = [this, record] {
+                   record->at = streams_.at(record->stream).clock;
+                   record->done = true;
+                 }});
 }
 
 Error FakeRuntime::QueryEvent(EventHandle event) {
@@ -335,6 +348,24 @@ Error FakeRuntime::SynchronizeEvent(EventHandle event) {
   if (const Error error = Enter("SynchronizeEvent"); error != Error::kOk) return error;
   // A copy: the event may be recorded anew meanwhile.
   if (const std::shared_ptr<Record> record = events_.at(event)) RunUntil(*record);
+  return Error::kOk;
+}
+
+Error FakeRuntime::CreateTimedEvent(EventHandle* event) {
+  const Error error = CreateEvent(event);
+  std::lock_guard lock(mutex_);
+  if (error == Error::kOk) timed_.insert(*event);
+  return error;
+}
+
+Error FakeRuntime::ElapsedTime(EventHandle from, EventHandle to, float* milliseconds) {
+  std::lock_guard lock(mutex_);
+  if (const Error error = Enter("ElapsedTime"); error != Error::kOk) return error;
+  if (!timed_.contains(from) || !timed_.contains(to)) return Error::kInvalidValue;
+  const std::shared_ptr<Record> begin = events_.at(from), end = events_.at(to);
+  if (!begin || !end) return Error::kInvalidValue;
+  if (!begin->done || !end->done) return Error::kNotReady;
+  *milliseconds = static_cast<float>(end->at - begin->at);
   return Error::kOk;
 }
 

@@ -1,6 +1,7 @@
 // A CUDA runtime without a GPU: device memory is the host's, and a stream is a queue of which only
 // that runs, and only then, what someone on the host waits for, so that a dependency that is
-// missing between two streams shows as wrong bytes.
+// missing between two streams shows as wrong bytes. Time is what TakeTime says: each stream has a
+// clock, which a wait for another stream's event moves on to that one's.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,8 @@ class FakeRuntime : public Runtime {
   size_t reserved_bytes() const;  // by pools, in use or free
   StreamHandle Named(const std::string& name) const;
   bool HighPriority(StreamHandle stream) const;
+  // Work that takes so long, behind what the stream has.
+  void TakeTime(StreamHandle stream, double milliseconds);
 
   const char* ErrorName(Error error) override;
   const char* ErrorText(Error error) override;
@@ -68,12 +71,15 @@ class FakeRuntime : public Runtime {
   Error RecordEvent(EventHandle event, StreamHandle stream) override;
   Error QueryEvent(EventHandle event) override;
   Error SynchronizeEvent(EventHandle event) override;
+  Error CreateTimedEvent(EventHandle* event) override;
+  Error ElapsedTime(EventHandle from, EventHandle to, float* milliseconds) override;
 
  private:
   // One record of an event: a wait is for the record that it found.
   struct Record {
     StreamHandle stream = nullptr;
     bool done = false;
+    double at = 0;  // milliseconds of the stream's clock
   };
   struct Operation {
     std::function<void()> run = nullptr;       // or
@@ -83,6 +89,7 @@ class FakeRuntime : public Runtime {
     bool high_priority = false;
     std::string name;
     std::deque<Operation> operations;
+    double clock = 0;
   };
   // A piece of a pool, in use or free. One that is free serves the stream that freed it at once,
   // any other only once the free has run.
@@ -107,6 +114,7 @@ class FakeRuntime : public Runtime {
   uintptr_t next_handle_ = 0x1000;
   std::map<StreamHandle, Queue> streams_;
   std::map<EventHandle, std::shared_ptr<Record>> events_;
+  std::set<EventHandle> timed_;
   std::set<PoolHandle> pools_;
   std::vector<std::shared_ptr<Piece>> pieces_;
   std::map<void*, std::unique_ptr<uint8_t[]>> pinned_;

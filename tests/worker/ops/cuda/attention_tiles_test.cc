@@ -146,7 +146,7 @@ TEST(AttentionTiles, HaveAPlaceForEveryChunk) {
   ExpectChunksApart<128>();
 }
 
-TEST(AttentionPath, IsTensorCoresOnlyForAlignedBf16) {
+TEST(AttentionPath, IsTensorCoresOnlyForAligned16Bits) {
   alignas(16) static char memory[64];
   const AttentionArgs fits{.q = memory,
                            .k = memory,
@@ -164,6 +164,8 @@ TEST(AttentionPath, IsTensorCoresOnlyForAlignedBf16) {
   EXPECT_EQ(ChoosePath(fits, {memory}), Path::kTensorCores);
   EXPECT_EQ(ChoosePath(fits, {memory, memory + 8}), Path::kPlain);
   AttentionArgs args = fits;
+  args.dtype = DType::kF16;
+  EXPECT_EQ(ChoosePath(args, {memory}), Path::kTensorCores);
   args.dtype = DType::kF32;
   EXPECT_EQ(ChoosePath(args, {memory}), Path::kPlain);
   args = fits;

@@ -62,17 +62,18 @@ TypedValues Emulate(const CachedShape& s, const TypedValues& q, const TypedValue
 
 TEST_P(CudaCachedAttention, IsItsDefinitionAndTheSameInAnyOrderOfThreads) {
   const CachedShape s = GetParam();
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(NameOf(type));
     const auto q = TypedValues::Random(s.rows * s.heads * s.dim, type, 1, 2);
     const auto k = TypedValues::Random((s.past + s.rows) * s.kv_heads * s.dim, type, 2, 2);
     const auto v = TypedValues::Random((s.past + s.rows) * s.kv_heads * s.dim, type, 3);
-    const bool bf16 = type == DType::kBF16;
     const auto run = [&](uint32_t seed) {
-      return bf16 ? Emulate<Bf16>(s, q, k, v, seed) : Emulate<float>(s, q, k, v, seed);
+      return WithElement(
+          type, [&](auto element) { return Emulate<decltype(element)>(s, q, k, v, seed); });
     };
     const TypedValues out = run(1);
-    EXPECT_LT(RelativeError(out, Define(s, q, k, v)), bf16 ? 3e-3 : 1e-6);
+    EXPECT_LT(RelativeError(out, Define(s, q, k, v)),
+              type == DType::kF32 ? 1e-6 : 0.77 * RoundingOf(type));
     EXPECT_TRUE(run(2) == out);
   }
 }

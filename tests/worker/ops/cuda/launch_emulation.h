@@ -43,6 +43,7 @@ template <class F>
 void ForEachType(const F& f) {
   f(float(), DType::kF32);
   f(Bf16(), DType::kBF16);
+  f(Fp16(), DType::kF16);
 }
 
 // `count` typed elements, whose bits can be compared.

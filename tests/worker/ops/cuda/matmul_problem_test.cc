@@ -95,6 +95,31 @@ TEST(ColumnMajorProblem, RoundsOnlyFp32AndOnlyWhereThatIsAllowed) {
   EXPECT_FALSE(ProblemOf(args, true).tf32);
 }
 
+TEST(ColumnMajorProblem, LeavesGelusSlopeToTheLibraryInBf16AndOnlyAsItsEpilogueWantsIt) {
+  alignas(256) static char memory[512];
+  const MatmulArgs args{.m = 3, .n = 16, .k = 5, .ab_type = DType::kBF16, .c_type = DType::kBF16};
+  EXPECT_TRUE(TakesGeluSlope(args, memory));
+  EXPECT_TRUE(TakesGeluSlope(args, memory + 16));
+  EXPECT_FALSE(TakesGeluSlope(args, memory + 8));
+  const auto with = [&](auto change) {
+    MatmulArgs changed = args;
+    change(&changed);
+    return TakesGeluSlope(changed, memory);
+  };
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->n = 20; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->k = 0; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->accumulate = true; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->bias = memory; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->c_type = DType::kF32; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->ab_type = a->c_type = DType::kF32; }));
+  EXPECT_FALSE(with([](MatmulArgs* a) { a->ab_type = a->c_type = DType::kF16; }));
+  // Another algorithm than the plain product's.
+  ColumnMajorProblem problem = ProblemOf(args, false);
+  const ColumnMajorProblem plain = problem;
+  problem.gelu_slope = true;
+  EXPECT_FALSE(problem == plain);
+}
+
 TEST(ColumnMajorProblem, TellsAddressesApartByWhatDividesThem) {
   alignas(256) static char memory[512];
   EXPECT_EQ(AlignmentOf(memory), 256);

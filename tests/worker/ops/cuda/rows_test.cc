@@ -130,7 +130,7 @@ void FoldAndJoin(DType wire, DType gradient_type, const Range& range, bool align
 TEST(CudaRowsTest, SumsOfSeveralContributorsAreTheCpus) {
   ForEachType([](auto element, DType) {
     ForEachType([&](auto gradient, DType gradient_type) {
-      for (const DType wire : {DType::kF32, DType::kBF16}) {
+      for (const DType wire : {DType::kF32, DType::kBF16, DType::kF16}) {
         for (const Range& range : kRanges) {
           for (const bool aligned : {false, true}) {
             if (aligned && range.cols % kPack != 0) continue;

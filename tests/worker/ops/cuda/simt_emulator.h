@@ -23,6 +23,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "worker/ops/cuda/host_device.h"
@@ -54,7 +55,7 @@ class BlockEmulator {
 
  private:
   static constexpr size_t kAlign = 128, kGuard = 1024, kStack = size_t{1} << 18;
-  enum class Kind { kNone, kSync, kShuffle, kLoad, kLoadTransposed, kMultiply };
+  enum class Kind { kNone, kSync, kShuffle, kLoad, kLoadTransposed, kMultiplyBf16, kMultiplyFp16 };
 
   struct Copy {
     char* to;
@@ -197,8 +198,10 @@ class BlockEmulator {
       case Kind::kLoad:
       case Kind::kLoadTransposed:
         return LoadMatrices(warp, warp->kind == Kind::kLoadTransposed);
-      case Kind::kMultiply:
-        return Multiply(warp);
+      case Kind::kMultiplyBf16:
+        return Multiply<Bf16>(warp);
+      case Kind::kMultiplyFp16:
+        return Multiply<Fp16>(warp);
       default:
         return;
     }
@@ -230,10 +233,12 @@ class BlockEmulator {
       }
     }
   }
+  template <class T>
   static double ValueOf(uint32_t packed, size_t half) {
-    return FromBits((packed >> (16 * half) & 0xFFFFu) << 16);
+    return Element<T>::Widen({static_cast<uint16_t>(packed >> (16 * half))});
   }
   // m16n8k16: "Matrix fragments for mma.m16n8k16 with floating point type".
+  template <class T>
   static void Multiply(Meeting* warp) {
     double a[16][16], b[16][8];
     for (size_t l = 0; l < 32; ++l) {
@@ -241,10 +246,11 @@ class BlockEmulator {
       for (size_t i = 0; i < 8; ++i) {
         const size_t row = group + (i % 4 < 2 ? 0 : 8);
         const size_t column = in_group * 2 + i % 2 + (i < 4 ? 0 : 8);
-        a[row][column] = ValueOf(warp->lanes[l].a[i / 2], i % 2);
+        a[row][column] = ValueOf<T>(warp->lanes[l].a[i / 2], i % 2);
       }
       for (size_t i = 0; i < 4; ++i) {
-        b[in_group * 2 + i % 2 + (i < 2 ? 0 : 8)][group] = ValueOf(warp->lanes[l].b[i / 2], i % 2);
+        b[in_group * 2 + i % 2 + (i < 2 ? 0 : 8)][group] =
+            ValueOf<T>(warp->lanes[l].b[i / 2], i % 2);
       }
     }
     for (size_t l = 0; l < 32; ++l) {
@@ -330,14 +336,16 @@ class BlockEmulator::Simt {
   void LoadMatricesTransposed(const void* row, uint32_t (&to)[4]) const {
     Load(row, to, Kind::kLoadTransposed);
   }
+  template <class T>
   void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) const {
     lane()->a = {a[0], a[1], a[2], a[3]};
     lane()->b = {b0, b1};
     lane()->c = c;
-    emulator_->Meet(warp(), Kind::kMultiply);
+    emulator_->Meet(warp(), std::is_same_v<T, Fp16> ? Kind::kMultiplyFp16 : Kind::kMultiplyBf16);
   }
-  uint32_t PackBf16(float low, float high) const {
-    return Element<Bf16>::Narrow(low).bits | uint32_t{Element<Bf16>::Narrow(high).bits} << 16;
+  template <class T>
+  uint32_t Pack(float low, float high) const {
+    return Element<T>::Narrow(low).bits | uint32_t{Element<T>::Narrow(high).bits} << 16;
   }
   float Exp2(float x) const { return std::exp2(x); }
 

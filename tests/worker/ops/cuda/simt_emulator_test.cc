@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 using Simt = BlockEmulator::Simt;
 
 // A [16, 16] by B [16, 8] with fragments from ldmatrix: of A as it lies, of B [16, 8] transposed.
-TEST(SimtEmulator, MultipliesMatricesThatLdmatrixLoaded) {
+template <class T>
+void ExpectProduct() {
   std::mt19937 generator(1);
   std::vector<float> a(256), b(128), c(128), got(128);
   for (auto* each : {&a, &b, &c}) {
@@ -23,18 +24,18 @@ TEST(SimtEmulator, MultipliesMatricesThatLdmatrixLoaded) {
   }
   BlockEmulator emulator(32, 1024, 3);
   ASSERT_TRUE(emulator.Run(1, [&](const Simt& simt, void* shared) {
-    auto* a_tile = static_cast<Bf16*>(shared);
-    Bf16* b_tile = a_tile + 256;
+    auto* a_tile = static_cast<T*>(shared);
+    T* b_tile = a_tile + 256;
     const auto lane = static_cast<size_t>(simt.thread());
-    for (size_t i = lane; i < 256; i += 32) a_tile[i] = Element<Bf16>::Narrow(a[i]);
-    for (size_t i = lane; i < 128; i += 32) b_tile[i] = Element<Bf16>::Narrow(b[i]);
+    for (size_t i = lane; i < 256; i += 32) a_tile[i] = Element<T>::Narrow(a[i]);
+    for (size_t i = lane; i < 128; i += 32) b_tile[i] = Element<T>::Narrow(b[i]);
     simt.SyncWarp();
     uint32_t left[4], right[4];
     simt.LoadMatrices(a_tile + lane % 16 * 16 + lane / 16 * 8, left);
     simt.LoadMatricesTransposed(b_tile + lane % 16 * 8, right);
     float sums[4];
     for (size_t i = 0; i < 4; ++i) sums[i] = c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2];
-    simt.MultiplyAdd(left, right[0], right[1], sums);
+    simt.template MultiplyAdd<T>(left, right[0], right[1], sums);
     for (size_t i = 0; i < 4; ++i) got[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
   })) << emulator.error();
   for (size_t row = 0; row < 16; ++row) {
@@ -44,6 +45,10 @@ TEST(SimtEmulator, MultipliesMatricesThatLdmatrixLoaded) {
       EXPECT_EQ(got[row * 8 + column], wanted) << row << " " << column;
     }
   }
+}
+TEST(SimtEmulator, MultipliesMatricesThatLdmatrixLoaded) {
+  ExpectProduct<Bf16>();
+  ExpectProduct<Fp16>();
 }
 
 // Threads of two warps hand a number on; without the barrier some read before it is written.

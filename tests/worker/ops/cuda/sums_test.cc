@@ -122,7 +122,10 @@ const Shape kShapes[] = {{1, 1}, {70, 8}, {3, 65}, {5, 768}, {2, 2049}, {2, 4096
 
 // The sums' order differs from the CPU's: each result within some units of the last place of the
 // largest.
-double Bound(DType dtype) { return dtype == DType::kBF16 ? 0x1p-8 : 1e-6; }
+double Bound(DType dtype) {
+  if (dtype == DType::kF16) return 0x1p-10;
+  return dtype == DType::kBF16 ? 0x1p-8 : 1e-6;
+}
 
 template <class T, bool kCenter>
 void ForwardIsCloseToTheCpus(DType dtype, const Shape& shape, bool aligned) {

@@ -31,8 +31,11 @@ TEST(CudaExpTest, IsWithinItsBoundAndZeroFarOut) {
   }
 }
 
-// Half a unit of bf16, or a few of fp32.
-double Bound(DType dtype) { return dtype == DType::kBF16 ? 0x1p-8 : 5e-7; }
+// Half a unit of bf16, one of fp16, or a few of fp32.
+double Bound(DType dtype) {
+  if (dtype == DType::kF16) return 0x1p-10;
+  return dtype == DType::kBF16 ? 0x1p-8 : 5e-7;
+}
 
 // |seen - wanted| <= bound * (|wanted| + floor) everywhere.
 void ExpectRelativelyClose(const Values& seen, const Values& wanted, double bound, double floor) {
@@ -145,11 +148,39 @@ TEST(CudaCrossEntropyTest, LossesAndGradientsAreCloseToTheCpus) {
           EXPECT_EQ(losses, losses_only);
           for (size_t r = 0; r < losses.size(); ++r)
             ASSERT_NEAR(losses[r], wanted_losses[r], 2e-6 * (1 + wanted_losses[r]));
-          ExpectRelativelyClose(logits.values(), wanted.values(), Bound(dtype) + 1e-6, 1e-6);
+          // fp16's units are 2^-24 from 2^-14 down.
+          const double floor = dtype == DType::kF16 ? 0x1p-14 : 1e-6;
+          ExpectRelativelyClose(logits.values(), wanted.values(), Bound(dtype) + 1e-6, floor);
         }
       }
     }
   });
+}
+
+// The gradient's scale is the loss scale. Column r has one logit of r, its target's, and 63 of 0: its
+// target's gradient, scaled by 2^17, fits in fp16 where the probability is above 1/2.
+TEST(CudaCrossEntropyTest, WhatTheScaleLiftsOutOfFp16sRangeIsInfinityAsOnTheCpu) {
+  const int64_t rows = 16, v = 64;
+  const float scale = 0x1p17f;
+  Values values(static_cast<size_t>(rows * v), 0.0);
+  for (size_t r = 0; r < 16; ++r) values[7 * 16 + r] = static_cast<double>(r);
+  Array<Fp16> logits(values), wanted = logits;
+  const std::vector<int32_t> targets(16, 7);
+  std::vector<float> losses(16), wanted_losses(16);
+  cpu::CrossEntropyColumns(wanted.data(), targets.data(), rows, v, DType::kF16, scale,
+                           wanted_losses.data(), 1);
+  RunCrossEntropy(logits.data(), targets.data(), rows, v, scale, true, losses.data());
+  const Values seen = logits.values(), expected = wanted.values();
+  int infinite = 0;
+  for (size_t r = 0; r < 16; ++r) {
+    const double e = std::exp(static_cast<double>(r));
+    const double of_target = (e / (e + 63) - 1) * 0x1p17;
+    ASSERT_EQ(std::isinf(seen[7 * 16 + r]), of_target < -65520) << r;
+    infinite += std::isinf(seen[7 * 16 + r]) ? 1 : 0;
+    for (size_t i = 0; i < 64; ++i)
+      ASSERT_EQ(std::isinf(seen[i * 16 + r]), std::isinf(expected[i * 16 + r])) << i << " " << r;
+  }
+  EXPECT_EQ(infinite, 5) << "e^4 / (e^4 + 63) is below 1/2, e^5 / (e^5 + 63) above";
 }
 
 TEST(CudaCrossEntropyTest, LossesAreThoseOfTheDefinition) {

@@ -54,19 +54,66 @@ TEST(CudaVectorOpsTest, AddIsTheCpus) {
   });
 }
 
-TEST(CudaVectorOpsTest, ConvertIsTheCpus) {
-  for (const int64_t n : kSizes) {
-    for (const bool aligned : {false, true}) {
-      Array<float> wide(Mixed(n, 3)), wanted_wide(n), back(n);
-      Array<Bf16> narrow(n), wanted(n);
-      cpu::Convert(wide.data(), DType::kF32, n, wanted.data(), DType::kBF16, 1);
-      RunFlat(ConvertOp<float, Bf16>{wide.data(), narrow.data()}, n, aligned);
-      ExpectSameBits(narrow, wanted, "to bf16");
-      cpu::Convert(wanted.data(), DType::kBF16, n, wanted_wide.data(), DType::kF32, 1);
-      RunFlat(ConvertOp<Bf16, float>{narrow.data(), back.data()}, n, aligned);
-      ExpectSameBits(back, wanted_wide, "to fp32");
+TEST(CudaVectorOpsTest, ConvertIsTheCpusForAllTypes) {
+  ForEachType([](auto from_element, DType from) {
+    ForEachType([&](auto to_element, DType to) {
+      for (const int64_t n : kSizes) {
+        for (const bool aligned : {false, true}) {
+          using From = decltype(from_element);
+          using To = decltype(to_element);
+          Array<From> in(Mixed(n, 3));
+          Array<To> out(n), wanted(n);
+          cpu::Convert(in.data(), from, n, wanted.data(), to, 1);
+          RunFlat(ConvertOp<From, To>{in.data(), out.data()}, n, aligned);
+          ExpectSameBits(out, wanted, NameOf(to));
+        }
+      }
+    });
+  });
+}
+
+// NaNs as well: against the CPU's vectors and, where it is a number, the compiler's conversion.
+TEST(CudaFp16Test, EveryHalfWidensAsOnTheCpu) {
+  std::vector<Fp16> halves;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) halves.push_back({static_cast<uint16_t>(bits)});
+  std::vector<float> wanted(halves.size()), seen(halves.size());
+  const auto n = static_cast<int64_t>(halves.size());
+  cpu::Convert(halves.data(), DType::kF16, n, wanted.data(), DType::kF32, 1);
+  RunFlat(ConvertOp<Fp16, float>{halves.data(), seen.data()}, n, true);
+  for (size_t i = 0; i < halves.size(); ++i) {
+    ASSERT_EQ(BitsOf(seen[i]), BitsOf(wanted[i])) << i;
+    const float compilers = cpu::HalfValue(halves[i].bits);
+    if (std::isnan(compilers)) continue;
+    ASSERT_EQ(BitsOf(seen[i]), BitsOf(compilers)) << i;
+    ASSERT_EQ(BitsOf(Rounded(seen[i], DType::kF16)), BitsOf(seen[i])) << i;
+  }
+}
+
+// Of every two neighbours, 65504 and the number 2^16 that fp16 has not among them: the middle and
+// the numbers beside it, of both signs.
+TEST(CudaFp16Test, EveryBorderOfRoundingIsTheCpus) {
+  std::vector<float> values = {NAN, INFINITY, 0x1p-149f, 3.4e38f};
+  for (uint16_t bits = 0; bits < 0x7C00; ++bits) {
+    const float low = cpu::HalfValue(bits);
+    const float high = bits == 0x7BFF ? 65536.0f : cpu::HalfValue(static_cast<uint16_t>(bits + 1));
+    const float middle = low + (high - low) / 2;
+    for (const float value : {low, std::nextafter(low, high), std::nextafter(middle, low), middle,
+                              std::nextafter(middle, high), std::nextafter(high, low)}) {
+      values.push_back(value);
+      values.push_back(-value);
     }
   }
+  const auto n = static_cast<int64_t>(values.size());
+  std::vector<Fp16> wanted(values.size()), seen(values.size());
+  cpu::Convert(values.data(), DType::kF32, n, wanted.data(), DType::kF16, 1);
+  RunFlat(ConvertOp<float, Fp16>{values.data(), seen.data()}, n, true);
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(seen[i].bits, wanted[i].bits) << values[i];
+    if (std::isnan(values[i])) continue;
+    ASSERT_EQ(seen[i].bits, cpu::HalfBits(values[i])) << values[i];
+  }
+  EXPECT_EQ(Element<Fp16>::Narrow(65519.996f).bits, 0x7BFF);
+  EXPECT_EQ(Element<Fp16>::Narrow(65520.0f).bits, 0x7C00);
 }
 
 TEST(CudaVectorOpsTest, AccumulateF32IsTheCpus) {
@@ -85,12 +132,14 @@ TEST(CudaVectorOpsTest, AccumulateF32IsTheCpus) {
 }
 
 TEST(CudaVectorOpsTest, RoundInPlaceIsTheCpus) {
-  for (const int64_t n : kSizes) {
-    for (const bool aligned : {false, true}) {
-      Array<float> x(Mixed(n, 6)), wanted = x;
-      cpu::RoundInPlace(wanted.data(), n, DType::kBF16, 1);
-      RunFlat(RoundOp{x.data(), DType::kBF16}, n, aligned);
-      ExpectSameBits(x, wanted, "rounded");
+  for (const DType wire : {DType::kBF16, DType::kF16}) {
+    for (const int64_t n : kSizes) {
+      for (const bool aligned : {false, true}) {
+        Array<float> x(Mixed(n, 6)), wanted = x;
+        cpu::RoundInPlace(wanted.data(), n, wire, 1);
+        RunFlat(RoundOp{x.data(), wire}, n, aligned);
+        ExpectSameBits(x, wanted, NameOf(wire));
+      }
     }
   }
 }
@@ -98,7 +147,7 @@ TEST(CudaVectorOpsTest, RoundInPlaceIsTheCpus) {
 TEST(CudaVectorOpsTest, AddRoundedIsTheCpusForAllTypes) {
   ForEachType([](auto sum_element, DType sum_type) {
     ForEachType([&](auto gradient_element, DType gradient_type) {
-      for (const DType wire : {DType::kF32, DType::kBF16}) {
+      for (const DType wire : {DType::kF32, DType::kBF16, DType::kF16}) {
         for (const int64_t n : kSizes) {
           for (const bool aligned : {false, true}) {
             using S = decltype(sum_element);
@@ -142,6 +191,47 @@ TEST(CudaVectorOpsTest, AdamWIsTheCpusForAllTypesOverSteps) {
       }
     });
   });
+}
+
+TEST(CudaVectorOpsTest, StochasticRoundingIsTheCpus) {
+  for (const int64_t n : kSizes) {
+    for (const bool aligned : {false, true}) {
+      Array<float> master(Mixed(n, 9)), m(n), v(n), master2 = master, m2 = m, v2 = v;
+      Array<float> grad(RandomValues(n, 10));
+      Array<Bf16> param(n), param2(n);
+      AdamWArgs args{.learning_rate = 3e-3f};
+      args.rounding.stochastic = true;
+      args.rounding.seed = uint64_t{77} << 32 | 5;
+      args.rounding = args.rounding.At(3, (int64_t{1} << 32) - 64);
+      cpu::AdamW(args, n, grad.data(), DType::kF32, master2.data(), m2.data(), v2.data(),
+                 param2.data(), DType::kBF16, 1);
+      RunFlat(
+          AdamWOp<float, Bf16>{AdamWFactorsOf(args), grad.data(), master.data(), m.data(), v.data(),
+                               param.data(), args.rounding, RoundingKey(args.rounding)},
+          n, aligned);
+      ExpectSameBits(param, param2, "param");
+    }
+  }
+}
+
+// A sum, a rounding and a parameter that leave fp16's range are infinite, as on the CPU.
+TEST(CudaVectorOpsTest, BeyondFp16sRangeIsInfinityAsOnTheCpu) {
+  const Values large = {65504, 65504, -65504, -65504, 60000, 8, 0.5, 32768};
+  const Values more = {15, 16, -15, -16, 6000, 8, 0.5, 32768};
+  const int64_t n = 8;
+  Array<Fp16> a(large), b(more), sum(n), wanted(n);
+  cpu::Add(a.data(), b.data(), n, DType::kF16, wanted.data(), 1);
+  RunFlat(AddOp<Fp16>{a.data(), b.data(), sum.data()}, n, true);
+  ExpectSameBits(sum, wanted, "sums");
+  EXPECT_EQ(sum.values(), (Values{65504, INFINITY, -65504, -INFINITY, INFINITY, 16, 1, INFINITY}));
+
+  Array<float> master({70000, -70000, 1, 65519, 65520, 2, 3, 4}), m(n), v(n);
+  Array<float> grad(Values(8, 0.0));
+  Array<Fp16> param(n);
+  RunFlat(AdamWOp<float, Fp16>{AdamWFactorsOf({.learning_rate = 0}), grad.data(), master.data(),
+                               m.data(), v.data(), param.data()},
+          n, true);
+  EXPECT_EQ(param.values(), (Values{INFINITY, -INFINITY, 1, 65504, INFINITY, 2, 3, 4}));
 }
 
 TEST(CudaVectorOpsTest, AdamWMayWriteParametersOverTheMaster) {

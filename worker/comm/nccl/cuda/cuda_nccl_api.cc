@@ -127,6 +127,13 @@ class CudaNcclApi : public NcclApi {
     return text;
   }
 
+  NcclResult Register(NcclComm* comm, void* data, size_t bytes, void** handle) override {
+    return Result(nccl_.ncclCommRegister(Native(comm), data, bytes, handle));
+  }
+  NcclResult Deregister(NcclComm* comm, void* handle) override {
+    return Result(nccl_.ncclCommDeregister(Native(comm), handle));
+  }
+
   NcclResult GroupStart() override { return Result(nccl_.ncclGroupStart()); }
   NcclResult GroupEnd() override { return Result(nccl_.ncclGroupEnd()); }
   NcclResult AllGather(const void* send, void* receive, int64_t count, DType type, NcclComm* comm,

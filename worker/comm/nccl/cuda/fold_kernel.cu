@@ -39,7 +39,8 @@ cudaError_t Load() {
 
 cudaError_t LoadFold() {
   for (cudaError_t error :
-       {Load<float, float>(), Load<cuda::Bf16, float>(), Load<cuda::Bf16, cuda::Bf16>()}) {
+       {Load<float, float>(), Load<cuda::Bf16, float>(), Load<cuda::Bf16, cuda::Bf16>(),
+        Load<Fp16, float>(), Load<Fp16, Fp16>()}) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -14,10 +14,12 @@
   X(ncclAllReduce)           \
   X(ncclBroadcast)           \
   X(ncclCommAbort)           \
+  X(ncclCommDeregister)      \
   X(ncclCommDestroy)         \
   X(ncclCommFinalize)        \
   X(ncclCommGetAsyncError)   \
   X(ncclCommInitRankConfig)  \
+  X(ncclCommRegister)        \
   X(ncclGetErrorString)      \
   X(ncclGetLastError)        \
   X(ncclGetUniqueId)         \

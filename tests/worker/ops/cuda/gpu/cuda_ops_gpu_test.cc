@@ -16,6 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
 class CudaOpsOnGpu : public testing::Test {
  protected:
   void SetUp() override {
@@ -52,13 +54,13 @@ TEST_F(CudaOpsOnGpu, ProductsAreTheCpus) {
   const int64_t sizes[][3] = {{1, 1, 1},      {3, 5, 7},        {64, 96, 128},
                               {129, 257, 65}, {256, 512, 1024}, {5, 8, 0}};
   for (const auto& [m, n, k] : sizes) {
-    for (int flags = 0; flags < 64; ++flags) {
+    for (int flags = 0; flags < 96; ++flags) {
       MatmulArgs args{.m = m, .n = n, .k = k};
       args.transpose_a = (flags & 1) != 0;
       args.transpose_b = (flags & 2) != 0;
       args.accumulate = (flags & 4) != 0;
-      args.ab_type = (flags & 16) != 0 ? DType::kBF16 : DType::kF32;
-      args.c_type = (flags & 32) != 0 ? args.ab_type : DType::kF32;
+      args.c_type = (flags & 16) != 0 ? kTypes[flags / 32] : DType::kF32;
+      args.ab_type = kTypes[flags / 32];
       const auto a = TypedValues::Random(m * k, args.ab_type, 1);
       const auto b = TypedValues::Random(k * n, args.ab_type, 2);
       const auto bias = TypedValues::Random(n, args.ab_type, 3);
@@ -78,7 +80,8 @@ TEST_F(CudaOpsOnGpu, ProductsAreTheCpus) {
       ASSERT_TRUE(cpu->Matmul(args).ok());
       TypedValues got(m * n, args.c_type);
       Download(on_gpu[3], got.data());
-      EXPECT_LT(RelativeError(got, c.AsDoubles()), args.c_type == DType::kBF16 ? 4e-3 : 1e-5)
+      EXPECT_LT(RelativeError(got, c.AsDoubles()),
+                args.c_type == DType::kF32 ? 1e-5 : 1.02 * RoundingOf(args.c_type))
           << m << " " << n << " " << k << ", flags " << flags;
     }
   }
@@ -101,7 +104,7 @@ TEST_F(CudaOpsOnGpu, AttentionIsTheCpus) {
         Shape{1, 190, 4, 2, 128, true, Documents(1, 190, 33), drop},
         Shape{2, 150, 2, 1, 64, true, {}, drop}, Shape{1, 100, 3, 3, 7, true},
         Shape{1, 80, 2, 2, 200, true, Documents(1, 80, 33), drop}}) {
-    for (const DType type : {DType::kBF16, DType::kF32}) {
+    for (const DType type : kTypes) {
       SCOPED_TRACE(ToString(shape) + " " + NameOf(type));
       Trial wanted(shape, type);
       wanted.Forward(cpu.get());
@@ -132,9 +135,9 @@ TEST_F(CudaOpsOnGpu, AttentionIsTheCpus) {
         Download(out, got.out.data());
         Download(lse, got.lse.data());
         Download(gradient, got.gradient.data());
-        const bool bf16 = type == DType::kBF16;
-        EXPECT_LT(RelativeError(got.out, wanted.out.AsDoubles()), bf16 ? 6e-3 : 2e-6);
-        EXPECT_LT(RelativeError(got.gradient, wanted.gradient.AsDoubles()), bf16 ? 1e-2 : 4e-6);
+        const double rounding = type == DType::kF32 ? 0 : RoundingOf(type);
+        EXPECT_LT(RelativeError(got.out, wanted.out.AsDoubles()), 1.54 * rounding + 2e-6);
+        EXPECT_LT(RelativeError(got.gradient, wanted.gradient.AsDoubles()), 2.56 * rounding + 4e-6);
         for (size_t i = 0; i < got.lse.size(); ++i) {
           ASSERT_NEAR(got.lse[i], wanted.lse[i], 2e-5 * (1 + std::abs(wanted.lse[i]))) << i;
         }
@@ -147,7 +150,7 @@ TEST_F(CudaOpsOnGpu, AttentionIsTheCpus) {
 
 TEST_F(CudaOpsOnGpu, CachedAttentionIsTheCpus) {
   const auto cpu = MakeCpuOps(1);
-  for (const DType type : {DType::kBF16, DType::kF32}) {
+  for (const DType type : kTypes) {
     CachedAttentionArgs args{
         .past = 300, .rows = 5, .heads = 4, .kv_heads = 2, .head_dim = 72, .dtype = type};
     const auto q = TypedValues::Random(5 * 4 * 72, type, 1, 2);
@@ -160,7 +163,8 @@ TEST_F(CudaOpsOnGpu, CachedAttentionIsTheCpus) {
     args.q = on_gpu[0].data(), args.k = on_gpu[1].data(), args.v = on_gpu[2].data();
     ASSERT_TRUE(ops_->CachedAttention(args, on_gpu[3].data()).ok());
     Download(on_gpu[3], got.data());
-    EXPECT_LT(RelativeError(got, wanted.AsDoubles()), type == DType::kBF16 ? 3e-3 : 1e-6);
+    EXPECT_LT(RelativeError(got, wanted.AsDoubles()),
+              type == DType::kF32 ? 1e-6 : 0.77 * RoundingOf(type));
   }
 }
 

@@ -30,4 +30,12 @@ const char* NameOf(Phase phase) {
   return "?";
 }
 
+std::vector<Event> Communicator::AllGatherTogether(const std::vector<GatherPart>& parts, DType type,
+                                                   const CollectiveInfo& info, const Event& after) {
+  std::vector<Event> events;
+  for (const GatherPart& part : parts)
+    events.push_back(AllGather(part.buffer, part.count, type, info, after));
+  return events;
+}
+
 }  // namespace zeroshard

@@ -1,0 +1,133 @@
+#include <cmath>
+
+#include "common/exit_codes.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/command_fixture.h"
+
+namespace zeroshard {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class PlanCommandTest : public CommandTest {
+ protected:
+  Json PlanJson(std::vector<std::string> args, int code = kExitOk) {
+    args.insert(args.begin(), "plan");
+    args.insert(args.end(), {"--output", "json"});
+    const Outcome outcome = Run(args);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    return Json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
+  }
+};
+
+// 7.5 B on 64 ranks (Rajbhandari et al. 2020, figure 1), and the rest of that table's column.
+TEST_F(PlanCommandTest, PrintsThePapersTable) {
+  const Outcome text = Run({"plan", "--parameters", "7.5B", "--gpus", "64"});
+  EXPECT_EQ(text.code, kExitOk) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("120 GB"), HasSubstr("31.41 GB"), HasSubstr("16.64 GB"),
+                              HasSubstr("1.875 GB"), HasSubstr("the smallest that fits"),
+                              HasSubstr("assumed: 0.4 of a peak"), HasSubstr("activation")));
+  const Json json = PlanJson({"--parameters", "7.5B", "--gpus", "64"});
+  ASSERT_EQ(json["zero_table"].size(), 6u);
+  EXPECT_EQ(json["zero_table"][3]["ranks"], 64);
+  EXPECT_NEAR(json["zero_table"][3]["bytes_by_stage"][3].get<double>(), 1.875e9, 1);
+  EXPECT_GE(json["configurations"].size(), 24u);
+  EXPECT_EQ(json["assumptions"]["network_bytes_per_second"], 50e9);
+  for (const Json& c : json["configurations"]) {
+    EXPECT_TRUE(c["fits"].is_boolean());
+    if (c.contains("memory_bytes")) {
+      uint64_t sum = 0;
+      for (const char* kind : {"parameters", "gradients", "optimizer", "activations", "buffers"})
+        sum += c["memory_bytes"][kind].get<uint64_t>();
+      EXPECT_EQ(c["memory_bytes"]["device"], sum);
+    }
+  }
+}
+
+TEST_F(PlanCommandTest, FindsTheDocumentedCases) {
+  Json json = PlanJson(
+      {"--parameters", "40B", "--gpus", "1", "--gpu-memory", "141GB", "--host-memory", "1.5TB"});
+  EXPECT_EQ(json["smallest"]["stage"], 3);
+  EXPECT_EQ(json["smallest"]["offload_param"], "cpu");
+  json = PlanJson({"--parameters", "175B", "--gpus", "8", "--gpu-memory", "80GB", "--nvme", "8TB"});
+  EXPECT_EQ(json["smallest"]["stage"], 3);
+  EXPECT_EQ(json["smallest"]["offload_optimizer"], "nvme");
+  json = PlanJson({"--parameters", "2T", "--gpus", "512", "--gpu-memory", "80GB"});
+  EXPECT_EQ(json["smallest"]["stage"], 3);
+  EXPECT_GT(json["smallest"]["tensor"], 1);
+  EXPECT_GT(json["smallest"]["pipeline"], 1);
+  const Outcome text = Run({"plan", "--parameters", "2T", "--gpus", "512"});
+  EXPECT_THAT(text.out, HasSubstr("jobs train data-parallel so far"));
+}
+
+TEST_F(PlanCommandTest, WhereNothingFitsItSaysWhatLacksAndExitsWith6) {
+  const Outcome text = Run({"plan", "--parameters", "175B", "--gpus", "1", "--host-memory", "0"});
+  EXPECT_EQ(text.code, kExitDoesNotFit);
+  EXPECT_THAT(text.out, AllOf(HasSubstr("nothing fits on 1 device"), HasSubstr("80 GB there")));
+  EXPECT_THAT(text.err, IsEmpty());
+  const Json json =
+      PlanJson({"--parameters", "175B", "--gpus", "1", "--host-memory", "0"}, kExitDoesNotFit);
+  EXPECT_TRUE(json["smallest"].is_null());
+  EXPECT_FALSE(json["configurations"][0]["lacks"].empty());
+}
+
+// gpt2, hidden 64, one layer, tied: 256*64 + 16*64 of the embedding, 12*64^2 + 13*64 of the block,
+// 2*64 of the head; fp32 on two ranks at stage 1. All lengths are multiples of 128.
+TEST_F(PlanCommandTest, AJobIsPlannedRankByRankToTheByte) {
+  constexpr uint64_t kElements = 256 * 64 + 16 * 64 + 12 * 64 * 64 + 13 * 64 + 2 * 64;
+  const Json json = PlanJson({job_, "--set", "zero_optimization.stage=1"});
+  EXPECT_EQ(json["model"]["parameters"], kElements);
+  ASSERT_EQ(json["ranks"].size(), 2u);
+  EXPECT_EQ(json["ranks"][0]["parameter_bytes"], 4 * kElements);
+  EXPECT_EQ(json["ranks"][0]["optimizer_bytes"],
+            8 * json["ranks"][0]["owned_parameters"].get<uint64_t>());
+  EXPECT_EQ(json["job"]["stage"], 1);
+  EXPECT_EQ(json["job"]["memory_bytes"]["parameters"], 4 * kElements);
+  EXPECT_TRUE(json["job"]["fits"]);
+  const Outcome text = Run({"plan", job_});
+  EXPECT_EQ(text.code, kExitOk) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("tiny: "), HasSubstr("this job, rank by rank"),
+                              HasSubstr("as it is written it fits such devices: yes")));
+  // One that does not fit as it is written, where something else would.
+  const Outcome small = Run({"plan", job_, "--gpu-memory", "1MB"});
+  EXPECT_THAT(small.out, HasSubstr("it fits such devices: no: "));
+}
+
+TEST_F(PlanCommandTest, BadInputGetsOneMessageThatNamesTheOption) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"plan"}, "what is to be planned?"},
+      {{"plan", job_, "--parameters", "7B"}, "and not both"},
+      {{"plan", "--parameters", "seven"}, "--parameters: seen \"seven\""},
+      {{"plan", "--parameters", "1k"}, "10 million to 20 trillion"},
+      {{"plan", "--parameters", "7B", "--gpu-memory", "80"}, ""},
+      {{"plan", "--parameters", "7B", "--gpu-memory", "80Gbit"}, "--gpu-memory: seen \"80Gbit\""},
+      {{"plan", "--parameters", "7B", "--gpu-memory", "0"}, "--gpu-memory"},
+      {{"plan", "--parameters", "7B", "--network", "fast"}, "--network: seen \"fast\""},
+      {{"plan", "--parameters", "7B", "--gpus", "0"}, "--gpus"},
+      {{"plan", "--parameters", "7B", "--peak-share", "2"}, "--peak-share"},
+  };
+  for (const auto& [args, wanted] : cases) {
+    const Outcome outcome = Run(args);
+    if (wanted.empty()) {  // 80 bytes are a size
+      EXPECT_EQ(outcome.code, kExitDoesNotFit);
+      continue;
+    }
+    EXPECT_EQ(outcome.code, kExitUsage) << outcome.err;
+    ExpectOneMessage(outcome);
+    EXPECT_THAT(outcome.err, HasSubstr(wanted));
+  }
+}
+
+TEST_F(PlanCommandTest, HelpSaysWhatItIsAndHowItExits) {
+  const Outcome outcome = Run({"plan", "--help"});
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("Exit code 0"), HasSubstr("--gpu-memory"),
+                                 HasSubstr("400Gbit"), Not(HasSubstr("--coordinator"))));
+}
+
+}  // namespace
+}  // namespace zeroshard

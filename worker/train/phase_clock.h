@@ -1,0 +1,53 @@
+// Where the time of a rank goes, by phase of the step, and the same stretches as ranges for the
+// device's profiler: "step 12", in it "forward blocks.3", in that "wait for ranks".
+//
+// Where the compute stream runs on the training thread, phases are that thread's time. On a device
+// whose work is done later they are the compute stream's own (LapTimer): what it computed for a
+// phase, and how long it stood still there. Either way every moment counts for one phase, and what
+// is waited for counts for communication or offload instead of the phase around it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "worker/device/device.h"
+#include "worker/train/trainer.h"
+#include "worker/zero/waiting.h"
+
+namespace zeroshard {
+
+// Not thread-safe. Begins in the data phase; ends its ranges when it goes.
+class PhaseClock : public WaitObserver {
+ public:
+  // Both outlive it.
+  PhaseClock(TrainCounters* counters, Device* device);
+  ~PhaseClock() override;
+  PhaseClock(const PhaseClock&) = delete;
+  PhaseClock& operator=(const PhaseClock&) = delete;
+
+  void BeginStep(uint64_t step);
+  // `what`: the unit, or else what the phase is about.
+  void Enter(StepPhase phase, const std::string& what);
+  void BeginWait(WaitKind kind) override;
+  void EndWait() override;
+
+ private:
+  // What follows counts for `phase`.
+  void Turn(StepPhase phase);
+  void Charge(StepPhase phase, uint64_t nanoseconds) {
+    counters_.phase_nanoseconds[static_cast<size_t>(phase)] += nanoseconds;
+  }
+  void EndPhase();
+
+  TrainCounters& counters_;
+  Device* const device_;
+  const std::unique_ptr<LapTimer> laps_;  // null: the host's clock
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  StepPhase counted_ = StepPhase::kData;  // now
+  StepPhase phase_ = StepPhase::kData;    // apart from waits
+  bool in_step_ = false, in_phase_ = false;
+};
+
+}  // namespace zeroshard
