@@ -244,15 +244,19 @@ TEST(HttpServer, OneAddressNeverHasAllConnections) {
   options.max_connections = 20;
   options.max_connections_per_address = 10;
   const auto server = Serve(options);
-  std::deque<HttpConnection> connections;
-  int open = 0;
-  for (int i = 0; i < 30; ++i) connections.emplace_back(server->port());
-  for (HttpConnection& connection : connections) {
+  std::vector<std::unique_ptr<HttpConnection>> open;
+  for (int i = 0; i < 30; ++i) open.push_back(std::make_unique<HttpConnection>(server->port()));
+  const auto is_closed = [](const std::unique_ptr<HttpConnection>& connection) {
     bool closed = false;
-    connection.ReadAll(milliseconds(open == 0 ? 300 : 20), &closed);
-    open += closed ? 0 : 1;
+    connection->ReadAll(milliseconds(10), &closed);
+    return closed;
+  };
+  const auto end = std::chrono::steady_clock::now() + options.first_request / 2;
+  while (open.size() > 10 && std::chrono::steady_clock::now() < end) {
+    std::erase_if(open, is_closed);
   }
-  EXPECT_EQ(open, 10);
+  std::erase_if(open, is_closed);
+  EXPECT_EQ(open.size(), 10u);
 }
 
 TEST(MetricsServer, AnswersAtOnceWhileAHundredClientsAreSlow) {
@@ -296,7 +300,7 @@ TEST(MetricsServer, EndsAtOnceWithConnectionsOpen) {
   ASSERT_TRUE(open.Send("GET /metr"));
   const auto start = std::chrono::steady_clock::now();
   server->reset();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(5));
 }
 
 }  // namespace
