@@ -27,8 +27,8 @@ refuse() {
   local address="$1" what="$2" lines
   shift 2
   expect_end 3 "cannot listen on $address for $what: Address already in use" timeout 60 "$@"
-  lines="$( (timeout 60 "$@" 2>&1 || true) </dev/null | wc -l)"
-  ((lines == 1)) || complain "$lines lines instead of one from: $*"
+  lines="$( (timeout 60 "$@" 2>&1 || true) </dev/null | grep -vc ' INFO ' || true)"
+  ((lines == 1)) || complain "$lines lines of errors instead of one from: $*"
 }
 
 # A port that is taken is found before a coordinator is looked for: there is none at port 1.
