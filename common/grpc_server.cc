@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_metrics.h"
 #include "common/net_address.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -71,6 +72,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   for (const auto& [key, value] : options.arguments) builder.AddChannelArgument(key, value);
   for (grpc::Service* service : options.services) builder.RegisterService(service);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  if (options.registry != nullptr) interceptors.push_back(CountCalls(&builder, options.registry));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr) {
     return absl::InternalError(absl::StrCat("gRPC could not start a server for ",

@@ -14,6 +14,10 @@
 #include "grpcpp/server.h"
 #include "grpcpp/support/config.h"
 
+namespace prometheus {
+class Registry;
+}  // namespace prometheus
+
 namespace zeroshard {
 
 // Thread-safe after Start. The destructor shuts down at once.
@@ -26,6 +30,8 @@ class GrpcServer {
     int max_message_bytes = 16 << 20;
     // Channel arguments over and above those that every server has.
     std::vector<std::pair<std::string, int>> arguments = {};
+    // Where calls are counted (grpc_metrics.h); null: they are not.
+    std::shared_ptr<prometheus::Registry> registry = nullptr;
     // Null: the process's.
     std::shared_ptr<const security::Security> security = nullptr;
     // A connection older than this takes no new calls (its peer makes another, with the

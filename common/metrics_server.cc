@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/process_metrics.h"
 #include "common/version.h"
 #include "prometheus/gauge.h"
 #include "prometheus/text_serializer.h"
@@ -19,11 +20,14 @@ std::shared_ptr<prometheus::Registry> MakeRegistry(const std::string& component)
   return registry;
 }
 
+MetricsServer::MetricsServer() : process_(std::make_shared<ProcessMetrics>()) {}
+
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
                                                                     const std::string& component) {
   std::unique_ptr<MetricsServer> result(new MetricsServer);
   result->registry_ = MakeRegistry(component);
   result->AddCollectable(result->registry_);
+  result->AddCollectable(result->process_);
   HttpServer::Options options;
   options.listen = listen;
   options.what = "metrics";

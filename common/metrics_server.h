@@ -16,8 +16,11 @@ class Collectable;
 
 namespace zeroshard {
 
+class ProcessMetrics;
+
 // Thread-safe after Start. Collects from `registry()`, to which the program adds its families, and
-// holds zeroshard_build_info from the start. The registry may outlive the server.
+// holds zeroshard_build_info and process_metrics.h's series from the start. The registry may
+// outlive the server.
 class MetricsServer {
  public:
   // `listen` is host:port, port 0 takes a free one; `component` labels zeroshard_build_info.
@@ -36,10 +39,11 @@ class MetricsServer {
   HttpServer* http() const { return http_.get(); }
 
  private:
-  MetricsServer() = default;
+  MetricsServer();
   std::string Collect();
 
   std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<ProcessMetrics> process_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<prometheus::Collectable>> collectables_;
   std::unique_ptr<HttpServer> http_;  // last: its handler uses the rest

@@ -83,10 +83,12 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   };
   auto engine = Engine::Start(options, *std::move(log));
   if (!engine.ok()) return engine.status();
+  (*metrics)->AddCollectable((*engine)->plan_metrics());
   ClusterService cluster(engine->get());
   JobsService jobs(engine->get());
   const StatusPage page(engine->get(), (*metrics)->http());
   serving.services = {&cluster, &jobs};
+  serving.registry = (*metrics)->registry();
   auto server = GrpcServer::Start(serving);
   if (!server.ok()) return server.status();
   LogInfo("listening on ", (*server)->address(), ", status page on http://", (*metrics)->address(),

@@ -38,6 +38,10 @@ store::StoreReadings Read(store::StoreHost* host, uint64_t memory_limit, uint64_
   readings.buffer_bytes = host->buffer_bytes();
   readings.nvme_limit = nvme_limit;
   readings.jobs = host->jobs();
+  readings.disk_read = host->disk_io().read_bytes;
+  readings.disk_written = host->disk_io().written_bytes;
+  readings.disk_errors = host->disk_io().errors;
+  readings.snapshot_seconds = host->TakeSnapshotSeconds();
   readings.update_seconds = host->TakeUpdateSeconds();
   return readings;
 }

@@ -13,6 +13,9 @@ using prometheus::MetricType;
 const prometheus::Histogram::BucketBoundaries kUpdateSeconds = {0.001, 0.003, 0.01, 0.03, 0.1,
                                                                 0.3,   1,     3,    10,   30};
 
+const prometheus::Histogram::BucketBoundaries kSnapshotSeconds = {0.1, 0.3, 1,   3,   10,
+                                                                  30,  100, 300, 1000};
+
 MetricFamily Family(const char* name, const char* help, MetricType type) {
   MetricFamily family;
   family.name = name;
@@ -35,7 +38,7 @@ void Add(MetricFamily* family, double value, std::vector<ClientMetric::Label> la
 }  // namespace
 
 StoreMetrics::StoreMetrics(std::function<StoreReadings()> read)
-    : read_(std::move(read)), updates_(kUpdateSeconds) {}
+    : read_(std::move(read)), updates_(kUpdateSeconds), snapshots_(kSnapshotSeconds) {}
 
 std::vector<MetricFamily> StoreMetrics::Collect() const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -100,6 +103,31 @@ std::vector<MetricFamily> StoreMetrics::Collect() const {
   Add(&traffic, number(now.pulled), {{"direction", "pull"}});
   Add(&traffic, number(now.copied), {{"direction", "copy"}});
   families.push_back(std::move(traffic));
+
+  MetricFamily io = Family("zeroshard_store_nvme_io_bytes_total",
+                           "Bytes read from and written to files of training state in the NVMe "
+                           "folder.",
+                           MetricType::Counter);
+  Add(&io, number(now.disk_read), {{"direction", "read"}});
+  Add(&io, number(now.disk_written), {{"direction", "write"}});
+  families.push_back(std::move(io));
+
+  MetricFamily io_errors =
+      Family("zeroshard_store_nvme_errors_total",
+             "Reads and writes of the NVMe folder that failed or did not end, and blocks that were "
+             "read and are not what was written.",
+             MetricType::Counter);
+  Add(&io_errors, number(now.disk_errors));
+  families.push_back(std::move(io_errors));
+
+  for (const double seconds : now.snapshot_seconds) snapshots_.Observe(seconds);
+  MetricFamily snapshots = Family(
+      "zeroshard_store_snapshot_seconds",
+      "Seconds from the order to keep a version until this store's part of its checkpoint was "
+      "written; of those that were.",
+      MetricType::Histogram);
+  snapshots.metric.push_back(snapshots_.Collect());
+  families.push_back(std::move(snapshots));
 
   for (const double seconds : now.update_seconds) updates_.Observe(seconds);
   MetricFamily updates = Family(

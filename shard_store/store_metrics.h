@@ -22,7 +22,9 @@ struct StoreReadings {
   uint64_t buffer_bytes = 0;  // of states on the disk
   uint64_t nvme_limit = 0;
   uint64_t jobs = 0;
-  std::vector<double> update_seconds;  // of each update since the last reading
+  uint64_t disk_read = 0, disk_written = 0, disk_errors = 0;  // so far
+  std::vector<double> update_seconds;    // of each update since the last reading
+  std::vector<double> snapshot_seconds;  // likewise
 };
 
 // Thread-safe. All series are there from the start.
@@ -35,7 +37,7 @@ class StoreMetrics : public prometheus::Collectable {
  private:
   const std::function<StoreReadings()> read_;
   mutable std::mutex mutex_;
-  mutable prometheus::Histogram updates_;
+  mutable prometheus::Histogram updates_, snapshots_;
 };
 
 }  // namespace zeroshard::store

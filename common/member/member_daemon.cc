@@ -144,7 +144,13 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
     if (!health.ok()) return health.status();
     daemon->health_ = *std::move(health);
   }
+  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
+  if (!metrics.ok()) return metrics.status();
+  daemon->metrics_ = *std::move(metrics);
+  daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);
+  daemon->metrics_->AddCollectable(daemon->security_metrics_);
   GrpcServer::Options server;
+  server.registry = daemon->metrics_->registry();
   server.listen = daemon->options_.listen;
   server.services = options.services;
   server.connection_age = kConnectionAge;
@@ -153,11 +159,6 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   auto started = GrpcServer::Start(server);
   if (!started.ok()) return started.status();
   daemon->server_ = *std::move(started);
-  auto metrics = MetricsServer::Start(daemon->options_.metrics_listen, worker ? "worker" : "store");
-  if (!metrics.ok()) return metrics.status();
-  daemon->metrics_ = *std::move(metrics);
-  daemon->security_metrics_ = std::make_shared<security::SecurityMetrics>(security);
-  daemon->metrics_->AddCollectable(daemon->security_metrics_);
   if (!options.port_file.empty()) {
     absl::Status written = WritePortFile(
         options.port_file,

@@ -63,7 +63,8 @@ Decision Core::Start(const Moment& given) {
     }
     out.actions.push_back(
         PrepareFolder{run.job.spec.name(), run_id, run.job.history_of, run.job.first_step});
-    out.actions.push_back(Measure{MetricKind::kJobStarted, run.job.spec.name(), 0});
+    out.actions.push_back(JobAppears{run.job.spec.name(), run.job.spec});
+    ShowChange(run, &out);
     if (run.offload != nullptr) StartOffload(run, moment, &out);
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;

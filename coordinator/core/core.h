@@ -134,6 +134,7 @@ class Core {
                       Decision* out);
   void SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
                 Decision* out);
+  static void ShowChange(const Run& run, Decision* out);  // to whoever keeps its series
   void AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
               Decision* out);

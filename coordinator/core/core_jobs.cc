@@ -73,6 +73,7 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   }
   by_order_[run.job.order] = run_id;
   newest_[name] = run_id;
+  out->actions.push_back(JobAppears{name, event.spec});
   SetState(run, v1::JOB_STATE_QUEUED, "submitted", moment, out);
   if (const std::string note = NoteOnLiveParameters(event.spec); !note.empty()) {
     AddEvent(run, note, moment, out);
@@ -91,7 +92,6 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
     }
   }
   out->actions.push_back(PrepareFolder{name, run_id, run.job.history_of, run.job.first_step});
-  out->actions.push_back(Measure{MetricKind::kJobStarted, name, 0});
   Schedule(moment, out);
   out->actions.push_back(Reply{event.request, absl::OkStatus(), run_id, 0});
 }
@@ -260,6 +260,7 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
     names.push_back(member.hello.name());
   }
   run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
+  out->actions.push_back(Measure{MetricKind::kGeneration, run.job.spec.name(), 1});
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
   // A run that recovers is RECOVERING until it runs again.
@@ -300,7 +301,14 @@ void Core::SetState(Run& run, v1::JobState state, const std::string& reason, con
   }
   run.job.reason = reason;
   out->records.push_back(run.job);
+  // Before watchers are told: whoever heard of the end finds no series of the job any more.
+  ShowChange(run, out);
   AddEvent(run, reason, moment, out);
+}
+
+void Core::ShowChange(const Run& run, Decision* out) {
+  out->actions.push_back(
+      JobChanges{run.job.spec.name(), run.job.state, run.Live() ? run.World() : 0});
 }
 
 void Core::AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
@@ -324,8 +332,6 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   run.save_advanced = false;
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
-  // Before watchers are told: whoever heard of the end finds no series of the job any more.
-  out->actions.push_back(Measure{MetricKind::kJobEnded, run.job.spec.name(), 0});
   SetState(run, state, reason, moment, out);
   schedule_again_ = true;
   ForgetOldest(out);
@@ -346,6 +352,7 @@ void Core::CloseGeneration(Run& run, const std::string& reason, bool forget_rank
   WakeBy(moment.now + options_.stop_grace);
   out->records.push_back(GenerationClosedRecord{run_id, forget_ranks});
   run.generation.reset();
+  ShowChange(run, out);
   if (forget_ranks) run.ranks.clear();
   run.verdict_deadline.reset();
   run.return_deadline.reset();

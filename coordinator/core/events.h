@@ -206,9 +206,19 @@ struct CloseSnapshots {
 struct RunChanged {
   std::string run_id;
 };
+// The job's series appear, counters at 0.
+struct JobAppears {
+  std::string job;
+  v1::JobSpec spec;
+};
+// In a state that ends the job its series disappear.
+struct JobChanges {
+  std::string job;
+  v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+  uint32_t ranks = 0;  // of its open generation
+};
 enum class MetricKind {
-  kJobStarted,       // series of the job appear, counters at 0
-  kJobEnded,         // series of the job disappear
+  kGeneration,       // +1: one was opened
   kNonFinite,        // +1: a step ended the job, or an fp16 job skipped it
   kStepsLost,        // + value
   kSaved,            // +1: a checkpoint is complete
@@ -222,9 +232,10 @@ struct Measure {
   double value = 0;
 };
 
-using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
-                            AppendSamples, AppendLog, TruncateHistory, OpenSnapshots, BeginSnapshot,
-                            CompleteSnapshot, AbandonSnapshot, CloseSnapshots, RunChanged, Measure>;
+using Action =
+    std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory, AppendSamples,
+                 AppendLog, TruncateHistory, OpenSnapshots, BeginSnapshot, CompleteSnapshot,
+                 AbandonSnapshot, CloseSnapshots, RunChanged, JobAppears, JobChanges, Measure>;
 
 // Records are made durable first, all or none; then the actions are carried out in order.
 struct Decision {

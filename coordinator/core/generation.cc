@@ -170,6 +170,14 @@ void Generation::Close(const absl::Status& status, Decision* out) {
   barriers_.clear();
 }
 
+size_t Generation::MostMissing() const {
+  size_t most = 0;
+  for (const auto& [name, barrier] : barriers_) {
+    most = std::max(most, world_ - barrier.arrived.size());
+  }
+  return most;
+}
+
 std::vector<std::string> Generation::Missing(
     const std::string& name, const std::function<std::string(uint32_t)>& describe) const {
   std::vector<std::string> missing;

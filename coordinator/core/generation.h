@@ -46,6 +46,9 @@ class Generation {
   // Answers everything that waits with `status`.
   void Close(const absl::Status& status, Decision* out);
 
+  // Of the barriers under way, the most ranks that one still waits for; 0: none is.
+  size_t MostMissing() const;
+
   // Which ranks have not come to the barrier, one text each.
   std::vector<std::string> Missing(const std::string& name,
                                    const std::function<std::string(uint32_t)>& describe) const;

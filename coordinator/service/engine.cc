@@ -222,26 +222,32 @@ bool Engine::CarryOut(std::vector<Work>& batch) {
     if (const std::shared_ptr<Watcher> watcher = work.first_look.lock()) watcher->Notify();
   }
   if (status.ok()) {
-    CountMembers();
+    CountCluster();
     return true;
   }
   Fail(status);
   return false;
 }
 
-void Engine::CountMembers() {
+void Engine::CountCluster() {
   const absl::Duration now = options_.clock->Now();
-  if (now - members_counted_ < absl::Milliseconds(500)) return;
-  members_counted_ = now;
+  if (now - counted_ < absl::Milliseconds(500)) return;
+  counted_ = now;
   std::map<std::pair<std::string, std::string>, size_t> counts;
+  std::map<std::string, size_t> missing;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const v1::Node& node : core_->Nodes(Now())) {
       const bool store = node.hello().kind() == v1::MEMBER_KIND_STORE;
       ++counts[{store ? "store" : "worker", node.state()}];
     }
+    for (const auto& [run_id, run] : core_->runs()) {
+      if (!run.Live()) continue;
+      missing[run.job.spec.name()] = run.generation->MostMissing();
+    }
   }
   metrics_->SetMembers(counts);
+  metrics_->SetBarriers(missing);
   metrics_->Expire(now);
 }
 
@@ -309,7 +315,16 @@ absl::Status Engine::CarryOut(Action& action) {
     }
     NotifyWatchers(changed->run_id);
   } else if (auto* measure = std::get_if<Measure>(&action)) {
-    metrics_->Apply(*measure, options_.clock->Now());
+    metrics_->Apply(*measure);
+  } else if (auto* appears = std::get_if<JobAppears>(&action)) {
+    metrics_->Apply(*appears);
+    // Of a job that goes on from a checkpoint, or from before this coordinator started.
+    std::unique_lock<std::mutex> lock(mutex_);
+    const absl::StatusOr<v1::JobStatus> status = core_->Status(appears->job, Now());
+    lock.unlock();
+    if (status.ok()) metrics_->SetCommitted(appears->job, status->committed_step());
+  } else if (auto* changes = std::get_if<JobChanges>(&action)) {
+    metrics_->Apply(*changes, options_.clock->Now());
   }
   return absl::OkStatus();
 }

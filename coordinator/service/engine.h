@@ -83,6 +83,9 @@ class Engine {
   absl::Duration Elapsed() const { return options_.clock->Now(); }
   void CountCommit(absl::Duration asked) { metrics_->ObserveCommit(Elapsed() - asked); }
 
+  // What registry cannot hold; for whoever serves the metrics.
+  std::shared_ptr<prometheus::Collectable> plan_metrics() const { return metrics_->plans(); }
+
   // --- views ---
   struct View {
     v1::JobStatus status;  // its directory is a path that can be opened
@@ -127,7 +130,7 @@ class Engine {
   void WriterLoop();
   void TimerLoop();
   bool CarryOut(std::vector<Work>& batch);
-  void CountMembers();
+  void CountCluster();
   absl::Status CarryOut(Action& action);
   void NotifyWatchers(const std::string& run_id);
   bool Full() const { return work_.size() >= options_.max_waiting; }  // with mutex_ held
@@ -136,10 +139,10 @@ class Engine {
   v1::JobStatus WithPath(v1::JobStatus status) const;
 
   const Options options_;
-  JobFiles files_;                                              // the writer thread's
-  std::unique_ptr<DurableLog> log_;                             // likewise
-  std::unique_ptr<Metrics> metrics_;                            // likewise
-  absl::Duration members_counted_ = -absl::InfiniteDuration();  // likewise
+  JobFiles files_;                                      // the writer thread's
+  std::unique_ptr<DurableLog> log_;                     // likewise
+  std::unique_ptr<Metrics> metrics_;                    // likewise
+  absl::Duration counted_ = -absl::InfiniteDuration();  // likewise
 
   mutable std::mutex mutex_;
   std::condition_variable work_ready_;

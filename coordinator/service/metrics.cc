@@ -1,6 +1,9 @@
 #include "coordinator/service/metrics.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
+
 namespace zeroshard::coordinator {
 namespace {
 
@@ -19,10 +22,33 @@ auto& Register(Builder builder, const char* name, const char* help,
   return builder.Name(name).Help(help).Register(*registry);
 }
 
+constexpr std::pair<v1::JobState, const char*> kLive[] = {{v1::JOB_STATE_QUEUED, "queued"},
+                                                          {v1::JOB_STATE_PLACING, "placing"},
+                                                          {v1::JOB_STATE_RUNNING, "running"},
+                                                          {v1::JOB_STATE_RECOVERING, "recovering"}};
+constexpr std::pair<v1::JobState, const char*> kEnded[] = {{v1::JOB_STATE_COMPLETED, "completed"},
+                                                           {v1::JOB_STATE_FAILED, "failed"},
+                                                           {v1::JOB_STATE_CANCELLED, "cancelled"}};
+
 }  // namespace
 
 Metrics::Metrics(prometheus::Registry* registry)
-    : loss_(Register(prometheus::BuildGauge(), "zeroshard_job_loss",
+    : states_(Register(prometheus::BuildGauge(), "zeroshard_jobs",
+                       "Jobs that have not ended, by state.", registry)),
+      ended_(Register(prometheus::BuildCounter(), "zeroshard_jobs_ended_total",
+                      "Jobs that ended since this coordinator started, by how.", registry)),
+      steps_(Register(prometheus::BuildGauge(), "zeroshard_job_steps",
+                      "Steps that a job that has not ended is to make.", registry)),
+      workers_(Register(prometheus::BuildGauge(), "zeroshard_job_workers",
+                        "Ranks of a job's open generation; 0 while none is.", registry)),
+      workers_wanted_(Register(prometheus::BuildGauge(), "zeroshard_job_workers_wanted",
+                               "Workers that a job asks for.", registry)),
+      barrier_missing_(Register(
+          prometheus::BuildGauge(), "zeroshard_coordinator_barrier_missing",
+          "Ranks that a barrier of the job still waits for; 0 while none is under way.", registry)),
+      generations_(Register(prometheus::BuildCounter(), "zeroshard_job_generations_total",
+                            "Generations opened for a job that has not ended.", registry)),
+      loss_(Register(prometheus::BuildGauge(), "zeroshard_job_loss",
                      "Mean loss of the last committed step of a job that has not ended.",
                      registry)),
       eval_loss_(Register(prometheus::BuildGauge(), "zeroshard_job_eval_loss",
@@ -57,27 +83,68 @@ Metrics::Metrics(prometheus::Registry* registry)
                        registry)
                   .Add({}, kCommitBuckets)) {
   SetMembers({});
+  CountStates();
+  for (const auto& [state, name] : kEnded) ended_.Add({{"state", name}});
 }
 
-void Metrics::Apply(const Measure& measure, absl::Duration now) {
-  if (measure.kind == MetricKind::kBarrierSeconds) {
-    barrier_.Observe(measure.value);
+void Metrics::Apply(const JobAppears& appears) {
+  if (const auto old = lingering_.find(appears.job); old != lingering_.end()) {
+    nonfinite_.Remove(old->second.second);
+    lingering_.erase(old);
+  }
+  if (jobs_.contains(appears.job)) return;
+  const prometheus::Labels labels = {{"job", appears.job}};
+  Series& series = jobs_[appears.job];
+  series.spec = appears.spec;
+  series.steps = &steps_.Add(labels);
+  series.steps->Set(static_cast<double>(appears.spec.steps()));
+  series.workers = &workers_.Add(labels);
+  series.workers_wanted = &workers_wanted_.Add(labels);
+  series.workers_wanted->Set(appears.spec.resources().workers());
+  series.barrier_missing = &barrier_missing_.Add(labels);
+  series.generations = &generations_.Add(labels);
+  series.committed = &committed_.Add(labels);
+  series.steps_lost = &steps_lost_.Add(labels);
+  series.nonfinite = &nonfinite_.Add(labels);
+  series.saved = &checkpoints_.Add({{"job", appears.job}, {"result", "complete"}});
+  series.not_saved = &checkpoints_.Add({{"job", appears.job}, {"result", "abandoned"}});
+  series.recovery = &recovery_.Add(labels, kRecoveryBuckets);
+}
+
+void Metrics::Apply(const JobChanges& changes, absl::Duration now) {
+  const auto found = jobs_.find(changes.job);
+  if (found == jobs_.end()) return;
+  Series& series = found->second;
+  for (const auto& [state, name] : kEnded) {
+    if (changes.state != state) continue;
+    ended_.Add({{"state", name}}).Increment();
+    End(changes.job, series, now);
+    jobs_.erase(found);
+    CountStates();
     return;
   }
-  if (measure.kind == MetricKind::kJobStarted) {
-    if (const auto old = lingering_.find(measure.job); old != lingering_.end()) {
-      nonfinite_.Remove(old->second.second);
-      lingering_.erase(old);
-    }
-    if (jobs_.contains(measure.job)) return;
-    const prometheus::Labels labels = {{"job", measure.job}};
-    Series& series = jobs_[measure.job];
-    series.committed = &committed_.Add(labels);
-    series.steps_lost = &steps_lost_.Add(labels);
-    series.nonfinite = &nonfinite_.Add(labels);
-    series.saved = &checkpoints_.Add({{"job", measure.job}, {"result", "complete"}});
-    series.not_saved = &checkpoints_.Add({{"job", measure.job}, {"result", "abandoned"}});
-    series.recovery = &recovery_.Add(labels, kRecoveryBuckets);
+  series.workers->Set(changes.ranks);
+  if (std::exchange(series.state, changes.state) == changes.state) return;
+  // A queue may be long, and its plans are of no ranks yet.
+  if (changes.state != v1::JOB_STATE_QUEUED) {
+    plans_->Show(changes.job, series.spec);
+    series.spec.Clear();
+  }
+  CountStates();
+}
+
+void Metrics::CountStates() {
+  for (const auto& [state, name] : kLive) {
+    const auto count = std::count_if(jobs_.begin(), jobs_.end(), [state = state](const auto& job) {
+      return job.second.state == state;
+    });
+    states_.Add({{"state", name}}).Set(static_cast<double>(count));
+  }
+}
+
+void Metrics::Apply(const Measure& measure) {
+  if (measure.kind == MetricKind::kBarrierSeconds) {
+    barrier_.Observe(measure.value);
     return;
   }
   const auto found = jobs_.find(measure.job);
@@ -99,23 +166,31 @@ void Metrics::Apply(const Measure& measure, absl::Duration now) {
     case MetricKind::kRecoverySeconds:
       series.recovery->Observe(measure.value);
       break;
-    case MetricKind::kJobEnded:
-      if (series.nonfinite->Value() > 0) {
-        lingering_[measure.job] = {now + kLinger, series.nonfinite};
-        series.nonfinite = nullptr;
-      }
-      Remove(measure.job, series);
-      jobs_.erase(found);
+    case MetricKind::kGeneration:
+      series.generations->Increment();
       break;
-    default:
+    case MetricKind::kBarrierSeconds:  // above
       break;
   }
 }
 
-void Metrics::Remove(const std::string& job, Series& series) {
+void Metrics::End(const std::string& job, Series& series, absl::Duration now) {
+  if (series.nonfinite->Value() > 0) {
+    lingering_[job] = {now + kLinger, std::exchange(series.nonfinite, nullptr)};
+  }
+  Remove(series);
+  plans_->Remove(job);
+}
+
+void Metrics::Remove(const Series& series) {
   if (series.loss != nullptr) loss_.Remove(series.loss);
   if (series.eval_loss != nullptr) eval_loss_.Remove(series.eval_loss);
   if (series.nonfinite != nullptr) nonfinite_.Remove(series.nonfinite);
+  steps_.Remove(series.steps);
+  workers_.Remove(series.workers);
+  workers_wanted_.Remove(series.workers_wanted);
+  barrier_missing_.Remove(series.barrier_missing);
+  generations_.Remove(series.generations);
   committed_.Remove(series.committed);
   steps_lost_.Remove(series.steps_lost);
   checkpoints_.Remove(series.saved);
@@ -133,7 +208,7 @@ void Metrics::SetSteps(const std::string& job, const std::vector<v1::StepRecord>
   }
   series.committed->Set(static_cast<double>(records.back().step()));
   for (const v1::StepRecord& record : records) {
-    if (!record.has_eval_loss()) continue;
+    if (!record.has_eval_loss() || !std::isfinite(record.eval_loss())) continue;
     if (series.eval_loss == nullptr) series.eval_loss = &eval_loss_.Add({{"job", job}});
     series.eval_loss->Set(record.eval_loss());
   }
@@ -151,6 +226,13 @@ void Metrics::SetMembers(const std::map<std::pair<std::string, std::string>, siz
       members_.Add({{"kind", kind}, {"state", state}})
           .Set(found == counts.end() ? 0 : static_cast<double>(found->second));
     }
+  }
+}
+
+void Metrics::SetBarriers(const std::map<std::string, size_t>& missing) {
+  for (auto& [job, series] : jobs_) {
+    const auto found = missing.find(job);
+    series.barrier_missing->Set(found == missing.end() ? 0 : static_cast<double>(found->second));
   }
 }
 

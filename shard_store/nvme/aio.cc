@@ -15,6 +15,20 @@ namespace {
 // A device that says it did nothing this often in a row will not do more.
 constexpr int kMostIdle = 1000;
 
+absl::StatusOr<std::unique_ptr<AsyncIo>> MakeEngine(const AsyncIoOptions& options,
+                                                    std::shared_ptr<BufferArena> arena) {
+  if (options.engine == AsyncIoOptions::Engine::kThreads) return MakeThreadIo(options);
+  auto ring = MakeRingIo(options, std::move(arena));
+  if (ring.ok() || options.engine == AsyncIoOptions::Engine::kRing ||
+      !absl::IsUnavailable(ring.status())) {
+    return ring;
+  }
+  LogWarning(ring.status().message(), ": the disk is read and written by ",
+             std::min(options.threads, options.depth),
+             " threads instead, which takes more of the processor");
+  return MakeThreadIo(options);
+}
+
 }  // namespace
 
 DiskHook::Verdict Operation::Ask(DiskHook* hook) const {
@@ -37,6 +51,10 @@ absl::Status Operation::Stalled(absl::Duration limit) const {
 }
 
 void Operation::Finish(const absl::Status& status) {
+  if (counters != nullptr) {
+    (write ? counters->written_bytes : counters->read_bytes) += done;
+    if (!status.ok()) ++counters->errors;
+  }
   const AsyncIo::Done call = std::move(callback);
   callback = nullptr;
   if (call) call(status, std::move(buffer));
@@ -88,16 +106,9 @@ absl::StatusOr<std::unique_ptr<AsyncIo>> AsyncIo::Create(const AsyncIoOptions& o
         "disk queue: depth ", options.depth, " (1 to 1024), threads ", options.threads,
         " (at least 1), limit ", absl::FormatDuration(options.stall_limit), " (above 0)"));
   }
-  if (options.engine == AsyncIoOptions::Engine::kThreads) return MakeThreadIo(options);
-  auto ring = MakeRingIo(options, std::move(arena));
-  if (ring.ok() || options.engine == AsyncIoOptions::Engine::kRing ||
-      !absl::IsUnavailable(ring.status())) {
-    return ring;
-  }
-  LogWarning(ring.status().message(), ": the disk is read and written by ",
-             std::min(options.threads, options.depth),
-             " threads instead, which takes more of the processor");
-  return MakeThreadIo(options);
+  auto io = MakeEngine(options, std::move(arena));
+  if (io.ok()) (*io)->counters_ = options.counters;
+  return io;
 }
 
 absl::Status StartIoThread(const AsyncIoOptions& options, std::function<void()> run,
@@ -132,6 +143,7 @@ void AsyncIo::Start(bool write, std::shared_ptr<const DirectFile> file, uint64_t
   operation->bytes = bytes;
   operation->buffer = std::move(buffer);
   operation->callback = std::move(done);
+  operation->counters = counters_;
   if (bytes == 0 || bytes % kAlignment != 0 || offset % kAlignment != 0 ||
       offset > static_cast<uint64_t>(INT64_MAX) - bytes || bytes > operation->buffer.size()) {
     operation->refused = absl::InvalidArgumentError(absl::StrCat(

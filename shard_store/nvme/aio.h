@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "shard_store/nvme/buffers.h"
 #include "shard_store/nvme/direct_file.h"
+#include "shard_store/nvme/io_counters.h"
 
 namespace zeroshard::nvme {
 
@@ -31,8 +32,9 @@ struct AsyncIoOptions {
   int depth = 32;  // 1 to 1024
   absl::Duration stall_limit = absl::Seconds(30);
   enum class Engine { kAny, kRing, kThreads } engine = Engine::kAny;
-  int threads = 8;           // of the fallback, at most `depth`
-  DiskHook* hook = nullptr;  // outlives this; tests alone
+  int threads = 8;                 // of the fallback, at most `depth`
+  IoCounters* counters = nullptr;  // outlives this; null: nothing is counted
+  DiskHook* hook = nullptr;        // outlives this; tests alone
   // How threads begin; null: std::thread. May throw what that does. Others: tests alone.
   std::function<std::thread(std::function<void()>)> start_thread;
 };
@@ -61,11 +63,16 @@ class AsyncIo {
              IoBuffer buffer, Done done);
 
   virtual const char* engine() const = 0;  // "io_uring" or "threads"
+  // What was read is not what was written.
+  void CountDamage() const {
+    if (counters_ != nullptr) ++counters_->errors;
+  }
 
  private:
   void Start(bool write, std::shared_ptr<const DirectFile> file, uint64_t offset, uint32_t bytes,
              IoBuffer buffer, Done done);
   virtual void Submit(std::unique_ptr<Operation> operation) = 0;
+  IoCounters* counters_ = nullptr;
 };
 
 // Within this folder. UNAVAILABLE: the kernel, or a container around it, refuses io_uring.

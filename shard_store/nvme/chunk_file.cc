@@ -236,6 +236,7 @@ absl::Status ChunkFile::Check(const BlockId& id, uint64_t version, const IoBuffe
   if (seen == wanted.crc && named && label->version == wanted.written && label->crc == wanted.crc) {
     return absl::OkStatus();
   }
+  options_.io->CountDamage();
   std::string what;
   if (!label.ok()) {
     what = std::string(label.status().message());

@@ -20,6 +20,7 @@ struct Operation {
   uint32_t bytes = 0;
   IoBuffer buffer;
   AsyncIo::Done callback;
+  IoCounters* counters = nullptr;
   absl::Status refused;  // why it may not be tried at all
 
   uint32_t done = 0;  // bytes, a multiple of kAlignment until all are

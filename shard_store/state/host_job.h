@@ -27,6 +27,27 @@
 
 namespace zeroshard::store {
 
+// How long things took, since they were last asked for; the newest thousand. Thread-safe.
+class Durations {
+ public:
+  void Add(double seconds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    seconds_.push_back(seconds);
+    if (seconds_.size() > kMost) seconds_.pop_front();
+  }
+  std::vector<double> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<double> taken(seconds_.begin(), seconds_.end());
+    seconds_.clear();
+    return taken;
+  }
+
+ private:
+  static constexpr size_t kMost = 1000;
+  std::mutex mutex_;
+  std::deque<double> seconds_;
+};
+
 // What the jobs of a host share.
 struct HostContext {
   explicit HostContext(StoreHostOptions given)
@@ -44,8 +65,8 @@ struct HostContext {
   // Of the budget, what the states that are in use took: the rest is on its way to being free.
   std::atomic<uint64_t> held{0}, disk_held{0};
   std::atomic<uint64_t> pushed{0}, pulled{0}, copied{0};
-  std::mutex mutex;
-  std::deque<double> update_seconds;
+  nvme::IoCounters disk_io;
+  Durations update_seconds, snapshot_seconds;
 };
 
 class StoreHost::Stream {

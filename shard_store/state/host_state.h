@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 
 #include "shard_store/state/caught.h"
@@ -35,6 +36,7 @@ struct HostJob::HeldState {
 struct HostJob::Writer {
   uint64_t number = 0;  // they end in this order
   uint64_t life = 0, step = 0;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::shared_ptr<HeldState> state;
   std::atomic<bool> stop = false;  // it was given up; set under the job's lock
 };

@@ -25,7 +25,6 @@ constexpr double kFreeingSeconds = 10;
 constexpr std::chrono::seconds kSnapshotEnd(10);
 // A disk that does not answer is given up before.
 constexpr std::chrono::seconds kStagingEnd(40);
-constexpr size_t kMostSeconds = 1000;
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -145,6 +144,7 @@ absl::Status HostJob::MakeState(uint64_t life, const std::atomic<bool>& stop,
   options.nvme.dir = context_->options.nvme_dir;
   options.nvme.budget = &context_->disk;
   options.nvme.start_thread = context_->options.start_thread;
+  options.nvme.counters = &context_->disk_io;
   options.nvme.hook = context_->options.disk_hook;
   options.nvme.stall_limit = context_->options.disk_stall_limit;
   const v1::StateVersion& version = job.copies_size() > 0 ? job.copy() : job.base();
@@ -273,11 +273,7 @@ void HostJob::Apply(uint64_t life, const v1::StepDecision& decision) {
       },
       [done](const absl::Status& status) { done->set_value(status); });
   const absl::Status status = applied.get();
-  if (!decision.skip()) {
-    std::lock_guard<std::mutex> lock(context_->mutex);
-    context_->update_seconds.push_back(SecondsSince(start));
-    if (context_->update_seconds.size() > kMostSeconds) context_->update_seconds.pop_front();
-  }
+  if (!decision.skip()) context_->update_seconds.Add(SecondsSince(start));
   state = nullptr;
   if (!status.ok())
     LogError("step ", decision.step(), " of ", Report().run_id(), ": ", status.message());
@@ -390,6 +386,8 @@ void HostJob::WriteSnapshot(const std::shared_ptr<Writer>& writer, absl::Status 
       return absl::OkStatus();
     });
   }
+  const bool whole = status.ok() && !writer->stop && report.problem().empty();
+  if (whole) context_->snapshot_seconds.Add(SecondsSince(writer->start));
   report.set_step(writer->step);
   report.set_done(true);
   if (!status.ok()) report.set_problem(std::string(status.message()));

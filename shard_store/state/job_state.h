@@ -28,7 +28,8 @@
 
 namespace zeroshard::nvme {
 class DiskHook;
-}
+struct IoCounters;
+}  // namespace zeroshard::nvme
 
 namespace zeroshard::store {
 
@@ -46,6 +47,7 @@ struct NvmeStateOptions {
   std::string run_id, incarnation;
   uint64_t epoch = 0, step = 0;                    // of the version that is filled in first
   int64_t chunk_elements = kChunkElements;         // no chunk has more
+  nvme::IoCounters* counters = nullptr;            // outlives the state; null: none
   nvme::DiskHook* hook = nullptr;                  // tests alone, as other limits
   absl::Duration stall_limit = absl::Seconds(30);  // of a disk that does not answer
   ThreadStarter start_thread;                      // others: tests alone

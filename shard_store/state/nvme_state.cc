@@ -62,6 +62,7 @@ absl::StatusOr<std::unique_ptr<NvmeState>> NvmeState::Make(const JobStateOptions
   ZS_ASSIGN_OR_RETURN(state->staged_, nvme::BufferPool::Create(state->arena_, kNvmeStagingBuffers));
   ZS_ASSIGN_OR_RETURN(state->others_, nvme::BufferPool::Create(state->arena_, kNvmeOtherBuffers));
   nvme::AsyncIoOptions io;
+  io.counters = options.nvme.counters;
   io.hook = options.nvme.hook;
   io.stall_limit = options.nvme.stall_limit;
   io.start_thread = options.nvme.start_thread;

@@ -217,12 +217,12 @@ size_t StoreHost::jobs() const {
   return count;
 }
 
-std::vector<double> StoreHost::TakeUpdateSeconds() {
-  std::lock_guard<std::mutex> lock(impl_->context.mutex);
-  std::deque<double>& seconds = impl_->context.update_seconds;
-  std::vector<double> taken(seconds.begin(), seconds.end());
-  seconds.clear();
-  return taken;
+std::vector<double> StoreHost::TakeUpdateSeconds() { return impl_->context.update_seconds.Take(); }
+
+std::vector<double> StoreHost::TakeSnapshotSeconds() {
+  return impl_->context.snapshot_seconds.Take();
 }
+
+const nvme::IoCounters& StoreHost::disk_io() const { return impl_->context.disk_io; }
 
 }  // namespace zeroshard::store

@@ -13,6 +13,7 @@
 #include "common/bulk/frame.h"
 #include "common/checkpoint/file_system.h"
 #include "shard_store/core/job_control.h"
+#include "shard_store/nvme/io_counters.h"
 #include "shard_store/state/caught.h"
 #include "shard_store/state/job_state.h"
 #include "shard_store/state/memory_budget.h"
@@ -131,6 +132,9 @@ class StoreHost {
   size_t jobs() const;
   // Seconds that each update took since the last call; the newest thousand.
   std::vector<double> TakeUpdateSeconds();
+  // Likewise that each part of a checkpoint took that was written whole.
+  std::vector<double> TakeSnapshotSeconds();
+  const nvme::IoCounters& disk_io() const;
 
  private:
   struct Impl;

@@ -101,12 +101,48 @@ expect_zero() {
 
 for daemon in "${DAEMONS[@]}"; do
   expect_positive "$daemon" zeroshard_build_info
+  for name in cpu_seconds_total open_fds max_fds virtual_memory_bytes resident_memory_bytes \
+    start_time_seconds; do
+    expect_positive "$daemon" "process_$name"
+  done
+  # Health checks are answered by all; nobody has asked.
+  for code in OK CANCELLED INTERNAL UNAVAILABLE; do
+    expect_zero "$daemon" zeroshard_grpc_server_handled_total \
+      'service="grpc.health.v1.Health"' 'method="Check"' "code=\"$code\""
+  done
+  expect_zero "$daemon" zeroshard_grpc_server_started_total 'method="unknown"'
+done
+cluster='service="zeroshard.v1.Cluster"'
+expect_positive coordinator zeroshard_grpc_server_handled_total "$cluster" 'method="CommitStep"' \
+  'code="OK"'
+expect_zero coordinator zeroshard_grpc_server_handled_total "$cluster" 'method="CommitStep"' \
+  'code="INTERNAL"'
+expect_positive coordinator zeroshard_grpc_server_handling_seconds_count "$cluster" \
+  'method="CommitStep"'
+# Four members are connected, and go on to be.
+expect_positive coordinator zeroshard_grpc_server_started_total "$cluster" 'method="Session"'
+expect_zero coordinator zeroshard_grpc_server_handled_total "$cluster" 'method="Session"'
+for store in store-0 store-1; do
+  expect_positive "$store" zeroshard_grpc_server_started_total \
+    'service="zeroshard.v1.ShardStore"' 'method="Bulk"'
 done
 
 for name in zeroshard_job_loss zeroshard_job_committed_step zeroshard_coordinator_term \
   zeroshard_coordinator_step_commit_seconds_count; do
   expect_positive coordinator "$name"
 done
+expect_positive coordinator zeroshard_jobs 'state="running"'
+for state in queued placing recovering; do
+  expect_zero coordinator zeroshard_jobs "state=\"$state\""
+done
+for state in completed failed cancelled; do
+  expect_zero coordinator zeroshard_jobs_ended_total "state=\"$state\""
+done
+for name in zeroshard_job_steps zeroshard_job_workers zeroshard_job_workers_wanted \
+  zeroshard_job_generations_total; do
+  expect_positive coordinator "$name" 'job="metrics"'
+done
+expect_zero coordinator zeroshard_coordinator_barrier_missing 'job="metrics"'
 for kind in worker store; do
   expect_positive coordinator zeroshard_coordinator_members "kind=\"$kind\"" 'state="running"'
 done
@@ -122,6 +158,22 @@ for rank in 0 1; do
   worker="worker-0"
   [[ -n $(values worker-0 zeroshard_worker_tokens_total "${labels[@]}") ]] || worker="worker-1"
   expect_positive "$worker" zeroshard_worker_tokens_total "${labels[@]}"
+  expect_positive "$worker" zeroshard_worker_steps_total "${labels[@]}"
+  expect_positive "$worker" zeroshard_worker_device_memory_bytes
+  # What is allocated once is what was planned. A step's traffic is looked at where steps can be told
+  # apart: a scrape comes in the middle of one.
+  for kind in parameters gradients optimizer activations; do
+    planned="$(values coordinator zeroshard_job_plan_memory_bytes "${labels[@]}" "kind=\"$kind\"")"
+    seen="$(values "$worker" zeroshard_worker_memory_bytes "${labels[@]}" "kind=\"$kind\"")"
+    [[ -n $planned && $planned == "$seen" ]] ||
+      complain "rank $rank holds $seen bytes of $kind; its plan says $planned"
+  done
+  expect_positive coordinator zeroshard_job_plan_traffic_bytes "${labels[@]}" 'stage="2"' \
+    'op="reduce_scatter"' 'phase="backward"'
+  for direction in push pull; do
+    expect_positive coordinator zeroshard_job_plan_offload_bytes "${labels[@]}" \
+      "direction=\"$direction\""
+  done
   for kind in parameters gradients activations buffers; do
     expect_positive "$worker" zeroshard_worker_memory_bytes "${labels[@]}" "kind=\"$kind\""
   done
@@ -164,7 +216,9 @@ for store in store-0 store-1; do
     zeroshard_store_memory_used_bytes; do
     expect_positive "$store" "$name"
   done
-  for name in zeroshard_store_nvme_bytes zeroshard_store_nvme_limit_bytes; do
+  for name in zeroshard_store_nvme_bytes zeroshard_store_nvme_limit_bytes \
+    zeroshard_store_nvme_io_bytes_total zeroshard_store_nvme_errors_total \
+    zeroshard_store_snapshot_seconds_count; do
     expect_zero "$store" "$name"
   done
 done

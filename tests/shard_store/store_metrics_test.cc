@@ -33,7 +33,13 @@ TEST(StoreMetricsTest, EverySeriesIsThereFromTheStart) {
                            "nvme_bytes", "nvme_limit_bytes"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("zeroshard_store_", name, " 0\n")));
   }
+  for (const char* direction : {"read", "write"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("zeroshard_store_nvme_io_bytes_total{direction=\"",
+                                             direction, "\"} 0\n")));
+  }
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_errors_total 0\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 0\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_snapshot_seconds_count 0\n"));
 }
 
 TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
@@ -53,6 +59,10 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   now.buffer_bytes = 11;
   now.nvme_limit = 2000;
   now.jobs = 2;
+  now.disk_read = 12;
+  now.disk_written = 13;
+  now.disk_errors = 14;
+  now.snapshot_seconds = {2};
   now.update_seconds = {0.5, 0.25};
   const StoreMetrics metrics([&] { return now; });
   EXPECT_THAT(Text(metrics), HasSubstr("zeroshard_store_update_seconds_sum 0.75\n"));
@@ -72,6 +82,10 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_bytes 9\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_limit_bytes 2000\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_chunks 3\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_io_bytes_total{direction=\"read\"} 12\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_io_bytes_total{direction=\"write\"} 13\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_nvme_errors_total 14\n"));
+  EXPECT_THAT(text, HasSubstr("zeroshard_store_snapshot_seconds_sum 4\n"));  // of two readings
 }
 
 TEST(StoreMetricsTest, PromtoolFindsNothingToSay) {

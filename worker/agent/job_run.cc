@@ -85,6 +85,7 @@ class JobRun::Observer : public TrainObserver {
   }
   void OnStep(const v1::StepRecord& record) override {
     ++run_->advances_;
+    if (record.step() >= run_->assign_.first_step()) parts_->metrics->CountStep();
     run_->Measure(*parts_);
     if (reports_ == nullptr) return;
     reports_->Push(record);

@@ -74,6 +74,7 @@ int ServeWorker(const WorkerOptions& options, ShutdownSignal* signal) {
   session.hello.set_fingerprint(backend->fingerprint);
   const uint64_t has =
       backend->device_memory != 0 ? backend->device_memory : session.hello.memory_bytes();
+  metrics->SetDeviceMemory(has);
   session.hello.set_device_memory_bytes(
       options.memory_limit == 0 ? has : std::min(has, options.memory_limit));
   WorkerAgent agent(session, &*backend, metrics.get());

@@ -14,8 +14,8 @@ using prometheus::MetricType;
 class FamilyBuilder {
  public:
   FamilyBuilder(const char* name, const char* help, MetricType type,
-                const std::vector<ClientMetric::Label>& labels)
-      : labels_(labels) {
+                std::vector<ClientMetric::Label> labels)
+      : labels_(std::move(labels)) {
     family_.name = name;
     family_.help = help;
     family_.type = type;
@@ -34,7 +34,7 @@ class FamilyBuilder {
   MetricFamily Take() { return std::move(family_); }
 
  private:
-  const std::vector<ClientMetric::Label>& labels_;
+  const std::vector<ClientMetric::Label> labels_;
   MetricFamily family_;
 };
 
@@ -44,6 +44,7 @@ void WorkerMetrics::Begin(const std::string& job, uint32_t rank, uint32_t stage,
                           const std::atomic<uint64_t>* barrier_nanoseconds) {
   std::lock_guard<std::mutex> lock(mutex_);
   active_ = true;
+  steps_ = 0;
   labels_ = {{"job", job}, {"rank", absl::StrCat(rank)}, {"stage", absl::StrCat(stage)}};
   barrier_nanoseconds_ = barrier_nanoseconds;
 }
@@ -79,10 +80,21 @@ void WorkerMetrics::End() {
 }
 
 std::vector<MetricFamily> WorkerMetrics::Collect() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!active_) return {};
   std::vector<MetricFamily> families;
+  if (const uint64_t bytes = device_memory_; bytes != 0) {
+    FamilyBuilder device("zeroshard_worker_device_memory_bytes",
+                         "Memory of this worker's device: a GPU's own, else what the host or its "
+                         "control group lets this process have.",
+                         MetricType::Gauge, {});
+    device.Add(static_cast<double>(bytes));
+    families.push_back(device.Take());
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (active_) CollectJob(&families);
+  return families;
+}
 
+void WorkerMetrics::CollectJob(std::vector<MetricFamily>* families) const {
   FamilyBuilder memory("zeroshard_worker_memory_bytes",
                        "Device memory allocated by this rank, by kind.", MetricType::Gauge,
                        labels_);
@@ -91,7 +103,7 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
     memory.Add(memory_ == nullptr ? 0 : static_cast<double>(memory_->Bytes(kind)),
                {{"kind", NameOf(kind)}});
   }
-  families.push_back(memory.Take());
+  families->push_back(memory.Take());
 
   FamilyBuilder traffic("zeroshard_worker_collective_bytes_total",
                         "Bytes this rank sent to other ranks, by collective and phase.",
@@ -104,7 +116,7 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
                   {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
     }
   }
-  families.push_back(traffic.Take());
+  families->push_back(traffic.Take());
 
   FamilyBuilder offload("zeroshard_worker_offload_bytes_total",
                         "Bytes this rank exchanged with shard stores, by direction.",
@@ -115,7 +127,7 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
   };
   moved("push", offload_ == nullptr ? nullptr : &offload_->pushed);
   moved("pull", offload_ == nullptr ? nullptr : &offload_->pulled);
-  families.push_back(offload.Take());
+  families->push_back(offload.Take());
 
   FamilyBuilder shared("zeroshard_worker_offload_shared_bytes_total",
                        "Of the bytes exchanged with shard stores, those that went through memory "
@@ -127,7 +139,7 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
   };
   through_memory("push", offload_ == nullptr ? nullptr : &offload_->pushed_shared);
   through_memory("pull", offload_ == nullptr ? nullptr : &offload_->pulled_shared);
-  families.push_back(shared.Take());
+  families->push_back(shared.Take());
 
   FamilyBuilder phases("zeroshard_worker_phase_seconds_total",
                        "Seconds this rank's training thread spent, by phase of the step.",
@@ -138,13 +150,18 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
     if (phase == StepPhase::kBarrier) nanoseconds += barrier_nanoseconds_->load();
     phases.Add(static_cast<double>(nanoseconds) * 1e-9, {{"phase", NameOf(phase)}});
   }
-  families.push_back(phases.Take());
+  families->push_back(phases.Take());
 
   FamilyBuilder tokens("zeroshard_worker_tokens_total", "Tokens this rank has trained on.",
                        MetricType::Counter, labels_);
   tokens.Add(train_ == nullptr ? 0 : static_cast<double>(train_->tokens.load()));
-  families.push_back(tokens.Take());
-  return families;
+  families->push_back(tokens.Take());
+
+  FamilyBuilder steps("zeroshard_worker_steps_total",
+                      "Steps this rank has finished, those that were done again too.",
+                      MetricType::Counter, labels_);
+  steps.Add(static_cast<double>(steps_.load()));
+  families->push_back(steps.Take());
 }
 
 }  // namespace zeroshard

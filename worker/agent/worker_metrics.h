@@ -1,5 +1,6 @@
 // The worker's metrics (architecture, section 10), read from the job's own counters when they are
-// asked for. A job's series appear with it, counters at 0, and vanish with it.
+// asked for. A job's series appear with it, counters at 0, and vanish with it; what the device has
+// is there all the time.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,8 @@ namespace zeroshard {
 // Thread-safe.
 class WorkerMetrics : public prometheus::Collectable {
  public:
+  // What this worker's device has; 0, as at first: unknown, and there is no such series.
+  void SetDeviceMemory(uint64_t bytes) { device_memory_ = bytes; }
   // From here to End the series are there. `barrier_nanoseconds`, what the rank spent in the
   // coordinator's barriers, is added to the phase "barrier".
   void Begin(const std::string& job, uint32_t rank, uint32_t stage,
@@ -30,11 +33,17 @@ class WorkerMetrics : public prometheus::Collectable {
   void SetTraffic(const TrafficCounters* traffic);
   void SetTrain(const TrainCounters* train);
   void SetOffload(const OffloadCounters* offload);
+  // This rank has finished a step.
+  void CountStep() { ++steps_; }
   void End();
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
+  void CollectJob(std::vector<prometheus::MetricFamily>* families) const;
+
+  std::atomic<uint64_t> device_memory_{0};
+  std::atomic<uint64_t> steps_{0};
   mutable std::mutex mutex_;
   bool active_ = false;
   std::vector<prometheus::ClientMetric::Label> labels_;  // job, rank, stage

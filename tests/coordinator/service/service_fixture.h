@@ -105,7 +105,13 @@ class Coordinator {
     EXPECT_TRUE(reader->Finish().ok());
     return {last, steps};
   }
-  std::string Metrics() { return prometheus::TextSerializer().Serialize(registry->Collect()); }
+  std::string Metrics() {
+    std::vector<prometheus::MetricFamily> families = registry->Collect();
+    for (prometheus::MetricFamily& family : engine->plan_metrics()->Collect()) {
+      families.push_back(std::move(family));
+    }
+    return prometheus::TextSerializer().Serialize(families);
+  }
 
   std::vector<std::string> samples;  // that the last WatchToTheEnd saw
   std::shared_ptr<prometheus::Registry> registry;

@@ -124,6 +124,27 @@ TEST_P(AioTest, AnErrorNamesPathOffsetBytesAndReason) {
   EXPECT_EQ(pool_->free(), 8);
 }
 
+TEST_P(AioTest, BytesAndErrorsAreCounted) {
+  IoCounters counters;
+  AsyncIoOptions options;
+  options.counters = &counters;
+  Start(options);
+  if (io_ == nullptr) return;
+  ASSERT_TRUE(Write(0, Bytes(kBytes, 6)).ok());
+  ASSERT_TRUE(Read(4096, 8192).ok());
+  EXPECT_EQ(counters.written_bytes, kBytes);
+  EXPECT_EQ(counters.read_bytes, 8192u);
+  EXPECT_EQ(counters.errors, 0u);
+  // Of a write that fails half way, what was written.
+  faults_.Set([](const DiskHook::Attempt& attempt) {
+    return attempt.offset == 8192 ? Answer(-EIO) : AtMost(8192);
+  });
+  EXPECT_FALSE(Write(0, Bytes(kBytes, 6)).ok());
+  EXPECT_EQ(counters.written_bytes, kBytes + 8192u);
+  EXPECT_EQ(counters.errors, 1u);
+  io_.reset();  // before what it counts with
+}
+
 TEST_P(AioTest, ADeviceThatIsFullIsResourceExhausted) {
   faults_.Set([](const DiskHook::Attempt&) { return Answer(-ENOSPC); });
   EXPECT_TRUE(absl::IsResourceExhausted(Write(0, Bytes(4096, 6))));

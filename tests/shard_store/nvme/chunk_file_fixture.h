@@ -28,7 +28,9 @@ inline ChunkShape Frozen(int64_t elements) {
 class ChunkFileTest : public OverEngines {
  protected:
   void SetUp() override {
-    Open(8);
+    AsyncIoOptions io;
+    io.counters = &counters_;
+    Open(8, io);
     if (io_ == nullptr) return;
     pool_ = Pool(8);
     options_.dir = folder_.path();
@@ -102,6 +104,7 @@ class ChunkFileTest : public OverEngines {
     return names;
   }
 
+  IoCounters counters_;
   TempFolder folder_;
   ChunkFileOptions options_;
   std::shared_ptr<BufferPool> pool_;

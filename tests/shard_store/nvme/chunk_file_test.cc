@@ -98,8 +98,10 @@ TEST_P(ChunkFileTest, AFlippedByteIsNamed) {
   const uint64_t offset = entry->home.section[kExpAvg] + entry->BlockOffset(kExpAvg, 1);
   const char was = Values(1, kExpAvg, 1)[(1 << 20) + 17];
   Poke(offset + 17, std::string(1, static_cast<char>(was ^ 4)));
+  EXPECT_EQ(counters_.errors, 0u);
   const auto seen = Read(1, kExpAvg, 7);
   EXPECT_TRUE(absl::IsDataLoss(seen.status())) << seen.status();
+  EXPECT_EQ(counters_.errors, 1u);
   const std::vector<char> all = Values(1, kExpAvg, 1);
   std::vector<char> flipped(all.begin() + (1 << 20), all.end());
   const uint32_t wanted = Crc32c(flipped.data(), flipped.size());

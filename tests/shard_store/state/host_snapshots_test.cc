@@ -85,6 +85,8 @@ TEST_P(EachHostSnapshots, APushThatIsEarlyBecauseThisReplicaIsSlowIsTakenOnceThe
   const v1::StoreReport report =
       job.WaitFor(&store, [](const auto& r) { return r.snapshot().done(); });
   EXPECT_EQ(report.snapshot().problem(), "");
+  EXPECT_EQ(store.host->TakeSnapshotSeconds().size(), 1u);
+  EXPECT_EQ(store.host->disk_io().written_bytes > 0, GetParam());
   job.WaitForStep(&store, 2);
   job.ExpectParameters(&store, stream, 2);
   // With what came early.

@@ -50,10 +50,33 @@ TEST(WorkerMetricsTest, EverySeriesIsThereFromTheStartAtZero) {
                                 ",direction=\"" + direction + "\"} 0\n"));
   }
   EXPECT_THAT(text, HasSubstr("zeroshard_worker_tokens_total" + labels + "} 0\n"));
-  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 2u + 7u + 1u);
-  EXPECT_EQ(Count(text, "# HELP"), 6u);
-  EXPECT_EQ(Count(text, " counter\n"), 5u);
+  EXPECT_THAT(text, HasSubstr("zeroshard_worker_steps_total" + labels + "} 0\n"));
+  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 2u + 7u + 1u + 1u);
+  EXPECT_EQ(Count(text, "# HELP"), 7u);
+  EXPECT_EQ(Count(text, " counter\n"), 6u);
   EXPECT_EQ(Count(text, " gauge\n"), 1u);
+}
+
+TEST(WorkerMetricsTest, StepsCountFromZeroInEachJob) {
+  WorkerMetrics metrics;
+  const std::atomic<uint64_t> barrier{0};
+  metrics.Begin("a", 0, 1, &barrier);
+  metrics.CountStep();
+  metrics.CountStep();
+  EXPECT_THAT(Text(metrics),
+              HasSubstr("zeroshard_worker_steps_total{job=\"a\",rank=\"0\",stage=\"1\"} 2\n"));
+  metrics.End();
+  metrics.Begin("b", 0, 1, &barrier);
+  EXPECT_THAT(Text(metrics),
+              HasSubstr("zeroshard_worker_steps_total{job=\"b\",rank=\"0\",stage=\"1\"} 0\n"));
+  metrics.End();
+}
+
+TEST(WorkerMetricsTest, WhatTheDeviceHasIsThereWithoutAJob) {
+  WorkerMetrics metrics;
+  EXPECT_TRUE(metrics.Collect().empty());
+  metrics.SetDeviceMemory(1 << 30);
+  EXPECT_THAT(Text(metrics), HasSubstr("\nzeroshard_worker_device_memory_bytes 1073741824\n"));
 }
 
 TEST(WorkerMetricsTest, ValuesComeFromTheJobsCounters) {
