@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
 #include "common/net_address.h"
@@ -60,6 +62,13 @@ void JobsClient::Authorise(grpc::ClientContext* context) const {
 
 absl::Status JobsClient::Explain(const grpc::Status& status) const {
   if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      absl::StrContains(absl::AsciiStrToLower(status.error_message()), "handshake")) {
+    return absl::UnavailableError(absl::StrCat(
+        "what answers at ", address_, " and this client do not agree on TLS (",
+        status.error_message(), "): look at --tls-ca, at --tls-cert and --tls-key, and whether ",
+        address_, " is among the names of the coordinator's certificate"));
+  }
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::DEADLINE_EXCEEDED:

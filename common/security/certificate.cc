@@ -118,7 +118,8 @@ absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
   ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(path));
   X509* const first = chain.front().get();
   return Certificate{TimeOf(X509_get0_notBefore(first)), TimeOf(X509_get0_notAfter(first)),
-                     UrisOf(first)};
+                     UrisOf(first), X509_check_purpose(first, X509_PURPOSE_SSL_CLIENT, 0) == 1,
+                     X509_check_purpose(first, X509_PURPOSE_SSL_SERVER, 0) == 1};
 }
 
 absl::Status CheckPair(const std::string& cert_path, const std::string& key_path,

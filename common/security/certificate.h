@@ -15,6 +15,9 @@ struct Certificate {
   absl::Time not_before;
   absl::Time not_after;
   std::vector<std::string> uris;  // of the subject's alternative names
+  // What its (extended) key usage lets it be; any where it says nothing.
+  bool for_clients = false;
+  bool for_servers = false;
 };
 
 // The first certificate of a PEM file: a chain begins with the one it is for. Every error is

@@ -100,6 +100,15 @@ absl::Status CheckOwn(const SecurityOptions& options, Role own) {
   ZS_RETURN_IF_ERROR(CheckPair(options.cert, options.key, options.ca, absl::Now()));
   ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(options.cert));
   const Identity identity = Identity::FromUris(certificate.uris);
+  // Members call as well as they are called.
+  const bool calls = own != Role::kCoordinator;
+  const bool serves = own != Role::kClient;
+  if ((calls && !certificate.for_clients) || (serves && !certificate.for_servers)) {
+    return Bad("--tls-cert ", options.cert, ": its key usage does not let it be a ",
+               calls && !certificate.for_clients ? "client" : "server", " of TLS; wanted ",
+               calls ? "client auth" : "", calls && serves ? " and " : "",
+               serves ? "server auth" : "", " among its usages, or no extended key usage");
+  }
   if (identity.Has(own)) return absl::OkStatus();
   return Bad("--tls-cert ", options.cert, ": is for ", identity.Describe(), ", wanted ",
              NameOf(own), ": the URI ", UriOf(own), " among its subject alternative names");

@@ -67,7 +67,7 @@ class Security {
 bool IsLoopback(absl::string_view host);
 
 // The one of this process: a process has one identity, as it has one log. Plaintext on loopback
-// until set; set in main, before there are servers, channels or threads.
+// until set; set once, before there are servers or channels.
 std::shared_ptr<const Security> ProcessSecurity();
 void SetProcessSecurity(std::shared_ptr<const Security> security);
 

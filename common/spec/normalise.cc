@@ -305,6 +305,12 @@ absl::Status NormalisePrecision(v1::JobSpec* spec) {
         "bf16.stochastic_rounding: true in a job that does not train in bf16; set bf16.enabled, or "
         "remove it");
   }
+  if (spec->tf32() && (spec->bf16().enabled() || spec->fp16().enabled())) {
+    const char* const other = spec->bf16().enabled() ? "bf16" : "fp16";
+    return Bad(absl::StrCat("tf32: true beside ", other,
+                            ".enabled: it is about products of fp32 operands, of which a ", other,
+                            " job has none; remove one of the two"));
+  }
   if (!spec->fp16().enabled()) return absl::OkStatus();
   if (spec->bf16().enabled()) {
     return Bad("bf16.enabled and fp16.enabled: both true; a job trains in one type: keep bf16");

@@ -236,6 +236,48 @@ TEST_F(CommandTest, StatusShowsRanksPlanAndEvents) {
   EXPECT_EQ(json["events"][0]["state"], "RUNNING");
 }
 
+TEST_F(CommandTest, StatusShowsWhatWasPlannedAndWhatWasMeasured) {
+  v1::JobStatus job = Job("a", v1::JOB_STATE_RUNNING, "");
+  for (uint32_t r = 0; r < 2; ++r) {
+    v1::ShardPlan* plan = job.add_plan();
+    plan->set_rank(r);
+    plan->set_parameter_bytes(2'000'000);
+    plan->set_optimizer_bytes(4'000'000);
+    plan->set_traffic_bytes_per_step(8'000'000);
+  }
+  v1::RankStatus* rank = job.add_ranks();
+  rank->set_rank(1);
+  v1::RankUsage* usage = rank->mutable_usage();
+  usage->set_parameter_bytes(2'000'000);
+  usage->set_gradient_bytes(10);
+  usage->set_optimizer_bytes(4'100'000);
+  usage->set_step(7);
+  usage->set_traffic_bytes(8'000'000);
+  fake_.jobs = {job};
+  const std::string text = Run({"status", "a"}).out;
+  EXPECT_THAT(text, HasSubstr("measured  2 MB        10 B (not 0)  4.1 MB (+2.5 %)  0 B"));
+  EXPECT_THAT(text, HasSubstr("8 MB\n"));
+  // Rank 0 said nothing of itself.
+  EXPECT_EQ(text.find("measured"), text.rfind("measured"));
+  const Json json = Json::parse(Run({"status", "a", "--output", "json"}).out);
+  EXPECT_EQ(json["ranks"][0]["usage"]["optimizer_bytes"], 4'100'000);
+  EXPECT_EQ(json["plan"][1]["optimizer_bytes"], 4'000'000);
+  // No step was measured yet.
+  fake_.jobs[0].mutable_ranks(0)->mutable_usage()->set_step(0);
+  EXPECT_THAT(Run({"status", "a"}).out, HasSubstr("0 B          -\n"));
+}
+
+TEST_F(CommandTest, SubmitForcesOnlyWhereAsked) {
+  EXPECT_EQ(Run({"submit", job_}).code, kExitOk);
+  EXPECT_FALSE(fake_.submitted.force());
+  EXPECT_EQ(Run({"submit", job_, "--force"}).code, kExitOk);
+  EXPECT_TRUE(fake_.submitted.force());
+  fake_.submit_error = {grpc::StatusCode::RESOURCE_EXHAUSTED, "does not fit"};
+  const Outcome refused = Run({"submit", job_});
+  EXPECT_EQ(refused.code, kExitDoesNotFit);
+  EXPECT_EQ(refused.err, "zeroshard: does not fit\n");
+}
+
 TEST_F(CommandTest, HistoryPrintsTheLinesOfTheFile) {
   fake_.jobs = {Job("a", v1::JOB_STATE_COMPLETED, "")};
   fake_.history = {Step(1, 0.1), Step(2, 1.0 / 3)};

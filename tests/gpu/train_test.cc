@@ -87,7 +87,7 @@ TEST_P(GpuTraining, TwentyStepsHaveTheCpusCurveAndLearn) {
   for (const Precision& precision :
        {Precision{{"bf16.enabled=false"}, 5e-4},
         {{"bf16.enabled=true"}, 2e-2},
-        {{"fp16.enabled=true", "fp16.initial_scale_power=12"}, 4e-3}}) {
+        {{"fp16.enabled=true", "fp16.initial_scale_power=12"}, 5e-3}}) {
     const More more = With({"steps=20"}, precision.settings);
     const auto wanted = Train(more, {1, 0}, {});
     for (const int world : {1, 2}) {
@@ -136,8 +136,8 @@ TEST_P(GpuTraining, Fp16ScalesAndSkipsAreTheSameAtAnyStageAndInTheStores) {
   EXPECT_EQ(ScaledFingerprint(offloaded[0]) + stores.Digest(), wanted);
 }
 
-TEST_P(GpuTraining, Fp16ScalesAndSkipsArePyTorchs) {
-  if (GetParam() != std::string("gpt2")) GTEST_SKIP() << "the reference is a GPT-2";
+TEST(GpuReference, Fp16ScalesAndSkipsArePyTorchs) {
+  if (const absl::Status none = CheckCudaDevice(0); !none.ok()) GTEST_SKIP() << none;
   ExpectFp16IsPyTorchs(1, 0, GpuBackend());
   ExpectFp16IsPyTorchs(2, 3, GpuBackend());
 }

@@ -82,7 +82,6 @@ absl::StatusOr<WorkerBackend> MakeBackend(const std::string& name, int threads,
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, backend.make_device());
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, backend.make_ops(device.get(), {}));
   backend.fingerprint = ops->Fingerprint();
-  backend.device_memory = device->capacity();
   return backend;
 }
 

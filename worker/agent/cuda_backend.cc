@@ -32,6 +32,7 @@ absl::Status Refused(const absl::Status& status) {
 absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
                                           Collectives collectives) {
   ZS_RETURN_IF_ERROR(Refused(CheckCudaDevice(ordinal)));
+  ZS_ASSIGN_OR_RETURN(common.device_memory, CudaMemoryBytes(ordinal));
   ZS_RETURN_IF_ERROR(Refused(cuda::LoadCublasLt().status()));
   if (collectives == Collectives::kNccl) ZS_RETURN_IF_ERROR(Refused(CheckNccl()));
   common.make_device = [ordinal] { return MakeCudaDevice(ordinal); };

@@ -113,8 +113,6 @@ class Device {
   virtual bool is_host() const = 0;
   virtual const MemoryAccounting& memory() const = 0;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
-  // Bytes of memory of its own, in use or not; 0 of the host, whose limits are the process's.
-  virtual uint64_t capacity() const { return 0; }
 
   // Null where the compute stream runs on the caller's thread: the host's clock serves there.
   virtual std::unique_ptr<LapTimer> NewLapTimer() { return nullptr; }

@@ -236,13 +236,14 @@ absl::Status ParameterGather::PullUpdated(uint64_t step) {
 absl::Status ParameterGather::Drain() {
   for (size_t u = 0; u < renewals_.size(); ++u)
     if (renewals_[u].due) ZS_RETURN_IF_ERROR(GatherWhole(u));
+  const auto await = [this](const Event& event, WaitKind kind) {
+    if (event.state() == nullptr) return absl::OkStatus();
+    Waiting waiting(waits_, kind);
+    return event.Wait();
+  };
   for (Renewal& renewal : renewals_) {
-    {
-      Waiting waiting(waits_, WaitKind::kStores);
-      ZS_RETURN_IF_ERROR(renewal.pulled.Wait());
-    }
-    Waiting waiting(waits_, WaitKind::kRanks);
-    ZS_RETURN_IF_ERROR(renewal.whole.Wait());
+    ZS_RETURN_IF_ERROR(await(renewal.pulled, WaitKind::kStores));
+    ZS_RETURN_IF_ERROR(await(renewal.whole, WaitKind::kRanks));
     renewal = {};
   }
   return absl::OkStatus();

@@ -85,8 +85,8 @@ async function refresh() {
     const data = {};
     const [jobs, nodes, version] = await Promise.all([ask('jobs'), ask('nodes'),
       state.data.version ? {version: state.data.version} : ask('version')]);
-    data.jobs = jobs.jobs;
-    data.nodes = nodes.nodes;
+    data.jobs = list(jobs.jobs);
+    data.nodes = list(nodes.nodes);
     data.term = nodes.term;
     data.cluster = nodes.cluster_id;
     data.version = version.version;

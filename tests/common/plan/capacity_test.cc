@@ -143,8 +143,8 @@ TEST(Mesh, StateIsThatOfTheFormula) {
                                      12 / (stage >= 1 ? n : 1));
         const auto state =
             static_cast<double>(e.bytes.parameters + e.bytes.gradients + e.bytes.optimizer);
-        // Embedding and head are counted whole in every stage of a pipeline (0.2 B of 7.5 B), and of
-        // a tied table the head's gradient beside that of the rows.
+        // Embedding and head are counted whole in every stage of a pipeline (0.2 B of 7.5 B), and
+        // of a tied table the head's gradient beside that of the rows.
         EXPECT_GE(state, 0.999 * wanted) << Describe(c);
         EXPECT_LE(state, wanted * (1 + 0.035 * pipeline)) << Describe(c);
       }

@@ -78,6 +78,7 @@ TestAuthority::Certificate TestAuthority::Sign(EVP_PKEY* key, const std::string&
     Extend(x509, issuer, NID_basic_constraints, "critical,CA:TRUE");
     Extend(x509, issuer, NID_key_usage, "critical,keyCertSign,cRLSign");
   }
+  if (!wanted.usage.empty()) Extend(x509, issuer, NID_ext_key_usage, wanted.usage);
   std::vector<std::string> names = wanted.hosts;
   for (const std::string& uri : wanted.uris) names.push_back("URI:" + uri);
   if (!names.empty()) Extend(x509, issuer, NID_subject_alt_name, absl::StrJoin(names, ","));

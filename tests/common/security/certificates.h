@@ -16,6 +16,7 @@ struct Wanted {
   std::vector<std::string> uris = {};  // spiffe://zeroshard/worker
   // As OpenSSL writes them: "DNS:localhost", "IP:127.0.0.1".
   std::vector<std::string> hosts = {"DNS:localhost", "IP:127.0.0.1"};
+  std::string usage = "";                 // extended: "serverAuth"; empty: none
   absl::Duration from = -absl::Hours(1);  // relative to now
   absl::Duration to = absl::Hours(1);
 };

@@ -91,6 +91,23 @@ TEST_F(FilesTest, ACertificateForAnotherRoleIsRefused) {
               AllOf(HasSubstr("is for worker"), HasSubstr("spiffe://zeroshard/store")));
 }
 
+TEST_F(FilesTest, ACertificateThatCannotBeUsedAsTheRoleDoesIsRefused) {
+  const auto issue = [&](const std::string& name, Role role, const std::string& usage) {
+    const Files files = Issue(name, {.uris = {UriOf(role)}, .usage = usage});
+    return SecurityOptions{files.cert, files.key, ca_, "", false};
+  };
+  EXPECT_THAT(Refused(issue("a", Role::kWorker, "serverAuth")), HasSubstr("client of TLS"));
+  EXPECT_THAT(Refused(issue("b", Role::kStore, "clientAuth"), Role::kStore),
+              HasSubstr("server of TLS"));
+  EXPECT_THAT(Refused(issue("c", Role::kCoordinator, "clientAuth"), Role::kCoordinator),
+              HasSubstr("wanted server auth"));
+  EXPECT_TRUE(
+      Security::Load(issue("d", Role::kWorker, "serverAuth,clientAuth"), Role::kWorker).ok());
+  EXPECT_TRUE(Security::Load(issue("e", Role::kClient, "clientAuth"), Role::kClient).ok());
+  EXPECT_TRUE(
+      Security::Load(issue("f", Role::kCoordinator, "serverAuth"), Role::kCoordinator).ok());
+}
+
 TEST_F(FilesTest, OptionsThatDoNotBelongTogetherAreRefused) {
   const Files files =
       Issue("w", {.uris = {"spiffe://zeroshard/client", "spiffe://zeroshard/coordinator"}});

@@ -252,6 +252,15 @@ TEST(NormaliseJobSpec, StochasticRoundingIsOfBf16) {
                 HasSubstr("bf16.stochastic_rounding"));
 }
 
+TEST(NormaliseJobSpec, Tf32IsForJobsOfFp32Alone) {
+  EXPECT_FALSE(Normalised({}).tf32());
+  EXPECT_TRUE(Normalised({"tf32=true"}).tf32());
+  EXPECT_TRUE(Normalised({"tf32=true", "bf16.enabled=false"}).tf32());
+  EXPECT_FALSE(Normalised({"tf32=false", "bf16.enabled=true"}).tf32());
+  EXPECT_THAT(Refusal({"tf32=true", "bf16.enabled=true"}), HasSubstr("tf32: true beside bf16"));
+  EXPECT_THAT(Refusal({"tf32=true", "fp16.enabled=true"}), HasSubstr("tf32: true beside fp16"));
+}
+
 TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"zero_optimization.stage=4"}), HasSubstr("stage: seen 4"));
   EXPECT_THAT(Refusal({"zero_optimization.reduce_bucket_size=0"}), HasSubstr("seen 0"));

@@ -114,9 +114,10 @@ class FakeCommunicator : public Communicator {
   TrafficCounters traffic_;
 };
 
-class FakeOps : public CpuOps {
+class FakeOps : public cpu::CpuOps {
  public:
-  explicit FakeOps(std::string fingerprint) : CpuOps(1), fingerprint_(std::move(fingerprint)) {}
+  explicit FakeOps(std::string fingerprint)
+      : cpu::CpuOps(1), fingerprint_(std::move(fingerprint)) {}
   std::string Fingerprint() const override { return fingerprint_; }
 
  private:

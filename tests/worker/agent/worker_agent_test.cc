@@ -176,6 +176,7 @@ TEST_F(WorkerAgentTest, ADeterministicJobRefusesRanksThatComputeInDifferentWays)
   });
   v1::Assign job = Job("a-1", 1, 2);
   job.mutable_spec()->set_deterministic(true);
+  job.mutable_spec()->set_tf32(true);
   Assign(job);
   const v1::ReportEndRequest end = AwaitEnd();
   EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
@@ -190,6 +191,7 @@ TEST_F(WorkerAgentTest, RanksOfOneFingerprintTrainDeterministicallyAndOthersNeed
   });
   v1::Assign job = Job("a-1", 1, 2);
   job.mutable_spec()->set_deterministic(true);
+  job.mutable_spec()->set_tf32(true);
   Assign(job);
   EXPECT_TRUE(AwaitEnd().completed());
   ASSERT_TRUE(AwaitIdle());

@@ -84,9 +84,4 @@ std::unique_ptr<LapTimer> CudaDevice::NewLapTimer() {
   return std::make_unique<CudaLapTimer>(context_, *stream);
 }
 
-uint64_t CudaDevice::capacity() const {
-  size_t free = 0, total = 0;
-  return context_->runtime()->MemoryInfo(&free, &total) == Error::kOk ? total : 0;
-}
-
 }  // namespace zeroshard::cuda

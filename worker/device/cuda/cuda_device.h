@@ -41,7 +41,6 @@ class CudaDevice : public Device {
   // NVTX's.
   void BeginRange(const std::string& name) override { BeginNvtxRange(name.c_str()); }
   void EndRange() override { EndNvtxRange(); }
-  uint64_t capacity() const override;
 
   // Makes the GPU the calling thread's, which kernels are launched on: once a thread.
   absl::Status MakeCurrent() { return context_->Enter(); }

@@ -1,6 +1,7 @@
 // The GPUs of this machine. Only where CUDA is built (ZEROSHARD_HAS_CUDA): zeroshard_device_cuda.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -17,6 +18,9 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal);
 
 // The same errors, as far as they show without touching the GPU.
 absl::Status CheckCudaDevice(int ordinal);
+
+// All of its memory, in use or not; the same errors.
+absl::StatusOr<uint64_t> CudaMemoryBytes(int ordinal);
 
 namespace cuda {
 

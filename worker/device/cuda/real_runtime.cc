@@ -176,6 +176,12 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
   return device;
 }
 
+absl::StatusOr<uint64_t> CudaMemoryBytes(int ordinal) {
+  absl::StatusOr<cuda::DeviceProperties> found = cuda::ProbeDevice(cuda::RealRuntime(), ordinal);
+  if (!found.ok()) return found.status();
+  return found->total_bytes;
+}
+
 absl::Status CheckCudaDevice(int ordinal) {
   return cuda::ProbeDevice(cuda::RealRuntime(), ordinal).status();
 }
