@@ -391,8 +391,7 @@ v1::NodesResponse Engine::Nodes() const {
   return response;
 }
 
-absl::StatusOr<Engine::ShardMap> Engine::Shards(const std::string& run_id,
-                                                uint64_t known) const {
+absl::StatusOr<Engine::ShardMap> Engine::Shards(const std::string& run_id, uint64_t known) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = core_->runs().find(run_id);
   if (found == core_->runs().end()) {

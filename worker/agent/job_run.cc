@@ -256,7 +256,8 @@ absl::Status JobRun::Prepare(Parts* parts) {
   ZS_RETURN_IF_ERROR(Stopped());
   ZS_ASSIGN_OR_RETURN(parts->device, context_.backend->make_device());
   context_.metrics->SetMemory(&parts->device->memory());
-  ZS_ASSIGN_OR_RETURN(parts->ops, context_.backend->make_ops(parts->device.get(), {.tf32 = spec.tf32()}));
+  ZS_ASSIGN_OR_RETURN(parts->ops,
+                      context_.backend->make_ops(parts->device.get(), {.tf32 = spec.tf32()}));
 
   ClusterRendezvous rendezvous(context_.client, fence_, start, &waits_);
   ZS_RETURN_IF_ERROR(CompareData("data.train", parts->data.get(), &rendezvous));

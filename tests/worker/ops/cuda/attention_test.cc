@@ -234,7 +234,8 @@ TEST(CudaAttentionOverflow, OfFp16IsInfinityWhereTheSumLeavesItsRange) {
     const Views views(run.trial.shape);
     for (int64_t key = 0; key < kSeq; ++key) {
       double wanted = 0;
-      for (int64_t query = key; query < kSeq; ++query) wanted += 60000 / static_cast<double>(query + 1);
+      for (int64_t query = key; query < kSeq; ++query)
+        wanted += 60000 / static_cast<double>(query + 1);
       for (int64_t d = 0; d < dim; ++d) {
         const double seen = run.trial.gradient[views.v.At(run.trial.shape, 0, key, 0, d)];
         if (wanted > 65520) {

@@ -157,8 +157,8 @@ TEST(CudaCrossEntropyTest, LossesAndGradientsAreCloseToTheCpus) {
   });
 }
 
-// The gradient's scale is the loss scale. Column r has one logit of r, its target's, and 63 of 0: its
-// target's gradient, scaled by 2^17, fits in fp16 where the probability is above 1/2.
+// The gradient's scale is the loss scale. Column r has one logit of r, its target's, and 63 of 0:
+// its target's gradient, scaled by 2^17, fits in fp16 where the probability is above 1/2.
 TEST(CudaCrossEntropyTest, WhatTheScaleLiftsOutOfFp16sRangeIsInfinityAsOnTheCpu) {
   const int64_t rows = 16, v = 64;
   const float scale = 0x1p17f;
