@@ -22,7 +22,7 @@ struct ZeroOptions {
   int64_t micro_batch = 1;    // sequences
   int64_t micro_batches = 1;  // G, of a step over all ranks
   DType dtype = DType::kF32;  // compute and wire type
-  Rounding rounding;          // of master weights into parameters
+  Rounding rounding = {};     // of master weights into parameters
   bool deterministic = false;
   bool checkpointing = false;
   bool overlap = true;
