@@ -409,6 +409,9 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
   if (model.architecture().empty()) {
     return Bad("model.architecture: missing; write gpt2 or llama");
   }
+  if (model.architecture() != "gpt2" && model.architecture() != "llama") {
+    return Bad("model.architecture: seen ", Shown(model.architecture()), ", wanted gpt2 or llama");
+  }
   if (!model.init_from().empty()) {
     absl::Status status = CheckPath("model.init_from", model.init_from());
     if (!status.ok()) return status;
