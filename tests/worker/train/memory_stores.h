@@ -19,6 +19,8 @@
 
 #include "absl/strings/str_format.h"
 #include "common/checkpoint/state_digest.h"
+#include "common/kernels/adamw.h"
+#include "common/kernels/convert.h"
 #include "common/kernels/init.h"
 #include "common/plan/offload.h"
 #include "common/plan/zero_policy.h"
@@ -66,7 +68,7 @@ class MemoryStores {
       unit.parameters.resize(length * SizeOf(dtype_));
       for (const ParameterInfo& p : table.parameters)
         EXPECT_TRUE(fresh.Read(p, 0, p.size, unit.master.data() + p.offset).ok());
-      Round(&unit);
+      Round(units_.size() - 1);
     }
   }
   ~MemoryStores() { updates_.reset(); }
@@ -78,7 +80,7 @@ class MemoryStores {
     for (size_t u = 0; u < units_.size(); ++u) {
       if (const ParameterInfo* info = model_.units[u].Find(tensor)) {
         units_[u].master[static_cast<size_t>(info->offset) + element] = value;
-        Round(&units_[u]);
+        Round(u);
         return;
       }
     }
@@ -210,9 +212,12 @@ class MemoryStores {
     std::unique_ptr<HostStream> pushes_;
   };
 
-  void Round(Unit* unit) {
-    ops_->Convert(unit->master.data(), DType::kF32, static_cast<int64_t>(unit->master.size()),
-                  unit->parameters.data(), dtype_);
+  void Round(size_t index) {
+    Unit* const unit = &units_[index];
+    const Rounding rounding =
+        unit->trained ? MakeRounding(spec_).At(static_cast<int>(index), 0) : Rounding();
+    cpu::RoundParameters(unit->master.data(), static_cast<int64_t>(unit->master.size()), rounding,
+                         unit->parameters.data(), dtype_, 1);
     // Of a frozen unit nothing else is kept.
     if (!unit->trained) {
       ops_->Convert(unit->parameters.data(), dtype_, static_cast<int64_t>(unit->master.size()),
@@ -316,12 +321,13 @@ class MemoryStores {
       }
       AdamWArgs args = MakeAdamWArgs(spec_, decision);
       if (!p.decay) args.weight_decay = 0;
+      args.rounding = args.rounding.At(unit_index, p.offset);
       const auto at = static_cast<size_t>(p.offset);
       cpu::AdamW(args, p.size, unit.gradient.data() + at, DType::kF32, unit.master.data() + at,
                  unit.exp_avg.data() + at, unit.exp_avg_sq.data() + at,
                  unit.parameters.data() + at * SizeOf(dtype_), dtype_, 1);
     }
-    if (UsesSgd(spec_) && !decision.skip()) Round(&unit);
+    if (UsesSgd(spec_) && !decision.skip()) Round(static_cast<size_t>(unit_index));
     unit.staged.assign(unit.staged.size(), false);
     unit.version = decision.step();
     changed_.notify_all();
