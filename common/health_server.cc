@@ -20,6 +20,10 @@ namespace {
 constexpr size_t kMemory = size_t{8} << 20;
 constexpr int kMaxMessageBytes = 4096;
 constexpr int kMaxStreams = 16;  // of a connection
+constexpr int kHandshakeMs = 5'000, kIdleMs = 60'000;
+// A probe or two at a time, from a node's agent and from whoever looks.
+constexpr security::ConnectionGate::Most kConnections = {
+    .in_all = 128, .of_peer = 32, .burst = 64, .per_second = 20};
 
 // Reflection is a plugin of every server in a process that links it.
 class NoPlugins : public grpc::ServerBuilderOption {
@@ -39,11 +43,16 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
         absl::StrCat("--health-listen: ", address.status().message()));
   }
   if (absl::Status probed = ProbeListen(*address, "health checks"); !probed.ok()) return probed;
+  auto listener = security::Listener::Bind(*address, kConnections);
+  if (!listener.ok()) return listener.status();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(address->ToString(), grpc::InsecureServerCredentials(), &port);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
+      builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+          grpc::InsecureServerCredentials());
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetResourceQuota(grpc::ResourceQuota("health").Resize(kMemory));
@@ -52,13 +61,19 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   // gRPC starts no server that has nothing but its health service.
   builder.RegisterCallbackGenericService(&result->others_);
   result->server_ = builder.BuildAndStart();
-  if (result->server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", address->ToString(),
-        " for health checks: the address was taken a moment ago, or listening was refused by the "
-        "system; choose another port with --health-listen"));
+  if (result->server_ == nullptr) {
+    return absl::InternalError(absl::StrCat("gRPC could not start a server for health checks at ",
+                                            address->ToString(),
+                                            "; what it logged just before says why"));
   }
-  address->port = port;
+  result->listener_ = *std::move(listener);
+  address->port = result->listener_->port();
+  result->listener_->Serve([acceptor](int listening, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listening;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  });
   result->address_ = address->ToString();
   result->SetReady(false);
   return result;
@@ -66,6 +81,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
 
 HealthServer::~HealthServer() {
   if (server_ == nullptr) return;
+  if (listener_ != nullptr) listener_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
 }

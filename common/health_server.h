@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/security/listener.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server.h"
 
@@ -39,6 +40,7 @@ class HealthServer {
 
   grpc::CallbackGenericService others_;  // refuses whatever else is called; outlives the server
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<security::Listener> listener_;  // bounds connections; stops before the server
   std::string address_;
 };
 

@@ -20,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "common/http_connections.h"
 #include "common/net_address.h"
+#include "common/security/listener.h"
 
 namespace zeroshard {
 namespace {
@@ -192,11 +193,13 @@ class HttpServer::Impl {
     daemon_ = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, nullptr, nullptr, &Impl::Serve,
         this, MHD_OPTION_LISTEN_SOCKET, *socket, MHD_OPTION_CONNECTION_LIMIT,
-        options_.max_connections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        options_.max_connections_per_address, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, &Impl::KeepEscapes, nullptr,
-        MHD_OPTION_NOTIFY_CONNECTION, &Impl::Connected, this, MHD_OPTION_NOTIFY_COMPLETED,
-        &Impl::Completed, this, MHD_OPTION_END);
+        static_cast<unsigned>(
+            std::min<size_t>(options_.max_connections, security::RaiseFileLimit() / 4)),
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, options_.max_connections_per_address,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_UNESCAPE_CALLBACK, &Impl::KeepEscapes, nullptr, MHD_OPTION_NOTIFY_CONNECTION,
+        &Impl::Connected, this, MHD_OPTION_NOTIFY_COMPLETED, &Impl::Completed, this,
+        MHD_OPTION_END);
     if (daemon_ == nullptr) {
       const std::string why = std::strerror(errno);
       close(*socket);

@@ -28,7 +28,7 @@ namespace {
 constexpr int kBacklog = 4096;
 constexpr int kBindTries = 20;  // port 0 on a host of several addresses
 constexpr size_t kMostFiles = 65536;
-constexpr size_t kOwnFiles = 256;  // for everything but connections
+constexpr size_t kOwnFiles = 1024;  // for all but gRPC: the HTTP and health ports too
 constexpr absl::Duration kComplainEvery = absl::Seconds(5);
 
 // "10.0.0.7"; an IPv4 address that came through an IPv6 socket is the same peer.

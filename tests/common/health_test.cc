@@ -7,8 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <filesystem>
+#include <vector>
 
+#include "absl/time/clock.h"
 #include "common/exit_codes.h"
 #include "common/health_client.h"
 #include "common/health_server.h"
@@ -46,6 +50,51 @@ TEST(Health, AnUnknownServiceIsNotFoundAndThoseThatThereAreAreNamed) {
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(answer.status().message()),
               AllOf(HasSubstr("raedy"), HasSubstr("\"ready\"")));
+}
+
+size_t OpenFiles() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                           std::filesystem::directory_iterator()));
+}
+
+// Without a bound one peer could take every file that the process may open.
+TEST(Health, AFloodOfConnectionsTakesFewFilesAndPasses) {
+  const auto server = HealthServer::Start("127.0.0.1:0");
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto address = ParseHostPort((*server)->address());
+  ASSERT_TRUE(CheckHealth((*server)->address(), "", kPatience).value());
+  constexpr size_t kFlood = 300;
+  const size_t before = OpenFiles();
+  std::vector<int> flood;
+  for (size_t i = 0; i < kFlood; ++i) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_GE(fd, 0);
+    sockaddr_in to = {};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(address->port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    flood.push_back(fd);
+  }
+  // Those that are refused are closed by the server: their ends can be read to the end.
+  size_t refused = 0;
+  for (const int fd : flood) {
+    char byte = 0;
+    timeval patience = {.tv_sec = 0, .tv_usec = 20'000};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    const ssize_t got = recv(fd, &byte, 1, 0);
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) ++refused;
+  }
+  EXPECT_GE(refused, kFlood - 40);
+  EXPECT_LE(OpenFiles(), before + kFlood + 50);
+  for (const int fd : flood) close(fd);
+  // Connections of one peer are let in at a rate again.
+  const absl::Time deadline = absl::Now() + kPatience;
+  bool answers = false;
+  while (!answers && absl::Now() < deadline) {
+    answers = CheckHealth((*server)->address(), "", absl::Seconds(2)).value_or(false);
+  }
+  EXPECT_TRUE(answers);
 }
 
 TEST(Health, ATakenPortAndAWrongAddressAreRefusedReadably) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that takes a GPU: run.sh --help.
 set -uo pipefail
+export LC_ALL=C  # times with a decimal point
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 repository="$(cd "$here/../.." && pwd)"

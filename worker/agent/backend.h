@@ -21,6 +21,9 @@ struct OpsOptions {
   bool tf32 = false;  // JobSpec.tf32
 };
 
+// For a process whose device is broken: nothing in it can mend that. Its supervisor starts another.
+void EndProcess(const std::string& message);
+
 struct WorkerBackend {
   int threads = 1;             // of this worker's share of the host
   uint64_t device_memory = 0;  // bytes that the device has of its own; 0: it is the host
@@ -39,6 +42,7 @@ struct WorkerBackend {
   // Of offloaded jobs: the shard stores.
   std::function<absl::StatusOr<std::unique_ptr<StateStore>>(StoreClientOptions)> open_store;
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
+  std::function<void(const std::string& message)> end_process = EndProcess;
 };
 
 // `device`: cpu, cuda or cuda:N, where N counts the GPUs that CUDA_VISIBLE_DEVICES leaves.

@@ -113,6 +113,9 @@ class Device {
   virtual bool is_host() const = 0;
   virtual const MemoryAccounting& memory() const = 0;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
+  // OK, or what has made the device useless to this process for good: all that is asked of it fails
+  // from then on. DATA_LOSS where the hardware is at fault, else a kernel was, most likely.
+  virtual absl::Status Broken() const { return absl::OkStatus(); }
 
   // Null where the compute stream runs on the caller's thread: the host's clock serves there.
   virtual std::unique_ptr<LapTimer> NewLapTimer() { return nullptr; }

@@ -98,6 +98,52 @@ TEST_F(OffloadRunTest, ADeviceThatTheHostCannotReachGetsItsDataThroughTheHostsMe
   EXPECT_EQ(training_.alive, 0);
 }
 
+class BrokenDevice : public GuardedDevice {
+ public:
+  explicit BrokenDevice(absl::Status broken) : GuardedDevice(1), broken_(std::move(broken)) {}
+  absl::Status Broken() const override { return broken_; }
+
+ private:
+  const absl::Status broken_;
+};
+
+// Hardware that fails looks to the cluster as the death of its process does; whose kernel broke the
+// device says so first. Neither process is of any further use.
+TEST_F(OffloadRunTest, AProcessWhoseDeviceIsBrokenEnds) {
+  const absl::Status hardware = absl::DataLossError("cuda:0: uncorrectable ECC error");
+  const absl::Status kernel = absl::InternalError("cuda:0: illegal address");
+  size_t runs = 0;
+  for (const absl::Status& broken : {hardware, kernel}) {
+    backend_.make_device = [broken]() -> absl::StatusOr<std::unique_ptr<Device>> {
+      return std::make_unique<BrokenDevice>(broken);
+    };
+    std::vector<std::pair<std::string, size_t>> ended;  // what it said, reports before
+    backend_.end_process = [&](const std::string& message) {
+      size_t reports = 0;
+      cluster_.With([&](auto& state) { reports = state.ends.size(); });
+      ended.emplace_back(message, reports - runs);
+    };
+    training_.on_step = [broken](uint64_t) { return broken; };
+    Assign(OffloadedJob(absl::StrCat("a-", runs + 1)));
+    EXPECT_FALSE(AwaitEnd(static_cast<int>(runs) + 1).completed());
+    EXPECT_TRUE(AwaitIdle());
+    ASSERT_FALSE(ended.empty());
+    EXPECT_THAT(ended[0].first, HasSubstr(std::string(broken.message())));
+    EXPECT_EQ(ended[0].second, broken == hardware ? 0u : 1u);
+    ++runs;
+  }
+}
+
+TEST_F(OffloadRunTest, AProcessWhoseDeviceIsSoundGoesOnAfterAnError) {
+  bool ended = false;
+  backend_.end_process = [&](const std::string&) { ended = true; };
+  training_.on_step = [](uint64_t) { return absl::InternalError("no kernel for it"); };
+  Assign(OffloadedJob("a-1"));
+  EXPECT_FALSE(AwaitEnd().completed());
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_FALSE(ended);
+}
+
 TEST_F(OffloadRunTest, ItsWaitsCountNoTimeInWhichTheCoordinatorIsAway) {
   std::shared_ptr<const Presence> ranks, stores;
   training_.on_connect = [&](const CommunicatorOptions& options) { ranks = options.presence; };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/comm/arguments.h"
 #include "worker/comm/nccl/nccl_connect.h"
@@ -140,13 +141,21 @@ absl::StatusOr<Registration> NcclCommunicator::Register(void* data, size_t bytes
   if (size_ == 1 || bytes == 0) return Registration();
   const CollectiveInfo info{.unit = absl::StrCat("a buffer of ", bytes, " bytes")};
   auto handle = std::make_shared<void*>(nullptr);
-  const auto begin = [this, data, bytes, handle] {
-    return queue_->Call(
-        [&](NcclComm* comm) { return api_->Register(comm, data, bytes, handle.get()); });
+  const auto begin = [this, info, data, bytes, handle] {
+    return queue_->Call([&](NcclComm* comm) {
+      const NcclResult result = api_->Register(comm, data, bytes, handle.get());
+      if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return result;
+      // Unregistered memory is copied on its way and as good otherwise.
+      *handle = nullptr;
+      LogWarning("NCCL does not register ", info.unit, " (", api_->Describe(result, comm),
+                 "); it is sent from without");
+      return NcclResult::kSuccess;
+    });
   };
   ZS_RETURN_IF_ERROR(Enqueue("registration", info, {}, begin, nullptr).Wait());
   return Registration([this, info, handle] {
     // Where the communicator failed it has ended this too.
+    if (*handle == nullptr) return;
     const auto end = [this, handle] {
       return queue_->Call([&](NcclComm* comm) { return api_->Deregister(comm, *handle); });
     };

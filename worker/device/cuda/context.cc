@@ -37,12 +37,17 @@ absl::Status Context::Check(Error error, const char* call, const char* file, int
   return status;
 }
 
-absl::Status Context::Usable() const {
+absl::Status Context::Broken() const {
   std::lock_guard lock(mutex_);
-  if (broken_.ok()) return broken_;
+  return broken_;
+}
+
+absl::Status Context::Usable() const {
+  const absl::Status broken = Broken();
+  if (broken.ok()) return broken;
   return absl::FailedPreconditionError(absl::StrCat(
       name_,
-      " is unusable since an earlier error; restart the worker. It was: ", broken_.message()));
+      " is unusable since an earlier error; restart the worker. It was: ", broken.message()));
 }
 
 absl::Status Context::Enter() {

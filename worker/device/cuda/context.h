@@ -28,7 +28,9 @@ class Context {
   // Every call's result goes through here (ZS_CUDA_STATUS). A sticky error makes the device
   // unusable: it is kept, and the message says so.
   absl::Status Check(Error error, const char* call, const char* file, int line);
-  // OK while the device is usable, else what made it unusable.
+  // OK while the device is usable, else what made it unusable, with its own code.
+  absl::Status Broken() const;
+  // The same as FAILED_PRECONDITION, for what is asked of the device afterwards.
   absl::Status Usable() const;
   // Makes the device the calling thread's. FAILED_PRECONDITION where it is unusable.
   absl::Status Enter();

@@ -37,6 +37,7 @@ class CudaDevice : public Device {
   bool is_host() const override { return false; }
   const MemoryAccounting& memory() const override { return memory_->accounting(); }
   std::string name() const override { return context_->name(); }
+  absl::Status Broken() const override { return context_->Broken(); }
   std::unique_ptr<LapTimer> NewLapTimer() override;
   // NVTX's.
   void BeginRange(const std::string& name) override { BeginNvtxRange(name.c_str()); }

@@ -51,6 +51,8 @@ bool CudaEvent::Done() const {
     sources = sources_;
   }
   if (native != nullptr) {
+    // On a thread without a device the runtime would make a context on GPU 0.
+    context_->Enter().IgnoreError();
     // An error is an end too: Wait tells it.
     if (context_->runtime()->QueryEvent(native) == Error::kNotReady) return false;
     std::lock_guard lock(mutex_);
@@ -78,6 +80,7 @@ absl::Status CudaEvent::Wait() {
   absl::Status status;
   if (*native != nullptr) {
     Runtime* const runtime = context_->runtime();
+    context_->Enter().IgnoreError();
     status = ZS_CUDA_STATUS(context_, runtime->SynchronizeEvent(*native));
   }
   for (const Event& source : Sources()) status.Update(source.Wait());

@@ -140,7 +140,12 @@ absl::Status CudaStream::EnqueueAfter(const Event& after) {
   ZS_ASSIGN_OR_RETURN(EventHandle native, gpu->AwaitRecorded());
   if (native != nullptr) {
     Runtime* const runtime = context_->runtime();
-    ZS_RETURN_IF_ERROR(ZS_CUDA_STATUS(context_, runtime->WaitEvent(stream_, native)));
+    const absl::Status waits = ZS_CUDA_STATUS(context_, runtime->WaitEvent(stream_, native));
+    if (!waits
+             .ok()) {  // the order is lost: nothing that is recorded from here on is to be believed
+      first_error_.Update(waits);
+      return waits;
+    }
   }
   return gpu->KnownError();
 }

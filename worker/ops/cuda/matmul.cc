@@ -89,7 +89,7 @@ absl::Status Set(const Owned<cublasLtMatmulPreference_t>& preference,
 }
 
 absl::Status MakeProduct(const ColumnMajorProblem& problem, const std::string& where,
-                         Owned<cublasLtMatmulDesc_t>* product) {
+                         const void* bias, Owned<cublasLtMatmulDesc_t>* product) {
   cublasLtMatmulDesc_t made = nullptr;
   const cublasComputeType_t compute =
       problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -104,6 +104,7 @@ absl::Status MakeProduct(const ColumnMajorProblem& problem, const std::string& w
   if (problem.bias) {
     const auto type = static_cast<int32_t>(TypeOf(problem.operand_type));
     ZS_RETURN_IF_ERROR(Set(*product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type, where));
+    ZS_RETURN_IF_ERROR(Set(*product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, where));
   }
   if (problem.gelu_slope) {
     ZS_RETURN_IF_ERROR(
@@ -159,12 +160,13 @@ absl::StatusOr<std::unique_ptr<MatmulLibrary>> MatmulLibrary::Create(bool allow_
   return std::unique_ptr<MatmulLibrary>(new MatmulLibrary(handle, allow_tf32));
 }
 
-absl::StatusOr<MatmulLibrary::Plan*> MatmulLibrary::Find(const ColumnMajorProblem& problem) {
+absl::StatusOr<MatmulLibrary::Plan*> MatmulLibrary::Find(const ColumnMajorProblem& problem,
+                                                         const void* bias) {
   const auto found = plans_.find(problem);
   if (found != plans_.end()) return found->second.get();
   const std::string where = Describe(problem);
   auto plan = std::make_unique<Plan>();
-  ZS_RETURN_IF_ERROR(MakeProduct(problem, where, &plan->product));
+  ZS_RETURN_IF_ERROR(MakeProduct(problem, where, bias, &plan->product));
   ZS_RETURN_IF_ERROR(MakeLayout(problem.left, problem.operand_type, where, &plan->left));
   ZS_RETURN_IF_ERROR(MakeLayout(problem.right, problem.operand_type, where, &plan->right));
   ZS_RETURN_IF_ERROR(MakeLayout(problem.result, problem.result_type, where, &plan->result));
@@ -197,7 +199,15 @@ absl::Status MatmulLibrary::Run(cudaStream_t stream, const MatmulArgs& args, voi
     if (args.k == 0) return absl::OkStatus();
     problem.accumulate = true;
   }
-  ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem));
+  ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem, args.bias));
+  if (plan == nullptr && problem.bias) {  // no kernel adds it: it is there before the product
+    ZS_RETURN_IF_ERROR(StatusOf(FillRows(stream, args.bias, args.ab_type, args.m, args.n,
+                                         args.accumulate, args.c_type, args.c),
+                                "bias of a matrix product"));
+    problem.bias = false;
+    problem.accumulate = true;
+    ZS_ASSIGN_OR_RETURN(plan, Find(problem, nullptr));
+  }
   if (plan == nullptr) {
     return BlasStatus(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic",
                       Describe(problem));
@@ -215,7 +225,7 @@ absl::StatusOr<bool> MatmulLibrary::RunTimesGeluSlope(cudaStream_t stream, const
   if (!TakesGeluSlope(args, x)) return false;
   ColumnMajorProblem problem = ProblemOf(args, allow_tf32_);
   problem.gelu_slope = true;
-  ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem));
+  ZS_ASSIGN_OR_RETURN(Plan * plan, Find(problem, nullptr));
   if (plan == nullptr) return false;
   ZS_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x,
                          "input of GELU beside a matrix product"));

@@ -49,8 +49,8 @@ class MatmulLibrary {
   };
 
   MatmulLibrary(cublasLtHandle_t handle, bool allow_tf32);
-  // Null where the library has no algorithm.
-  absl::StatusOr<Plan*> Find(const ColumnMajorProblem& problem);
+  // Null where the library has no algorithm; it is asked with `bias` where the problem has one.
+  absl::StatusOr<Plan*> Find(const ColumnMajorProblem& problem, const void* bias);
   absl::Status Enqueue(cudaStream_t stream, const ColumnMajorProblem& problem,
                        const MatmulArgs& args, Plan* plan, void* workspace);
 

@@ -45,9 +45,11 @@ struct ColumnMajorProblem {
   }
 };
 
+// Bytes, at most 16: no load is wider. More would tell problems apart that are one, and give a
+// matrix another algorithm, and other bits, where it lies elsewhere.
 inline int AlignmentOf(const void* address) {
   const auto number = reinterpret_cast<uintptr_t>(address);
-  return number == 0 ? 256 : static_cast<int>(std::min<uintptr_t>(number & (~number + 1), 256));
+  return number == 0 ? 16 : static_cast<int>(std::min<uintptr_t>(number & (~number + 1), 16));
 }
 
 // Of checked arguments (cpu::CheckMatmul) with no size 0. Whether the library adds the bias: only

@@ -332,6 +332,18 @@ TEST_P(NcclWorlds, MemoryIsRegisteredForAsLongAsItsRegistrationLives) {
   });
 }
 
+TEST(NcclRegistration, IsDoneWithoutWhereNcclRefuses) {
+  NcclRanks ranks(2);
+  ranks.nccl().RefuseRegistrations();
+  ranks.Each([&](int r) {
+    std::vector<float> a(128, 1.0f);
+    auto registration = ranks[r].Register(a.data(), 512);
+    ASSERT_TRUE(registration.ok()) << registration.status();
+    EXPECT_TRUE(ranks.nccl().registered(r).empty());
+    EXPECT_TRUE(ranks[r].AllGather(a.data(), 64, DType::kF32, Info()).Wait().ok());
+  });
+}
+
 TEST(NcclRegistration, EndsWithTheCommunicatorThatFailed) {
   NcclRanks ranks(2);
   ranks.Each([&](int r) {

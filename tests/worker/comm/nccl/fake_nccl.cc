@@ -183,6 +183,7 @@ class FakeNcclApi : public NcclApi {
   NcclResult Register(NcclComm* comm, void* data, size_t bytes, void** handle) override {
     std::lock_guard lock(world_.mutex_);
     CheckReady(comm, "Register");
+    if (world_.refuses_registrations_) return NcclResult::kInvalidUsage;
     if (!comm->registered.emplace(data, bytes).second) world_.Violation("registered twice");
     *handle = data;
     return NcclResult::kSuccess;
@@ -335,6 +336,11 @@ void FakeNccl::SetError(int rank, NcclResult error) {
 void FakeNccl::HangAborts() {
   std::lock_guard lock(mutex_);
   hang_aborts_ = true;
+}
+
+void FakeNccl::RefuseRegistrations() {
+  std::lock_guard lock(mutex_);
+  refuses_registrations_ = true;
 }
 
 void FakeNccl::AwaitHungAbort() {

@@ -49,6 +49,7 @@ class FakeNccl {
   // Aborting hangs, and stops nothing, until Release. The first call is waited for with
   // AwaitHungAbort.
   void HangAborts();
+  void RefuseRegistrations();
   void AwaitHungAbort();
   void Release();
   // Aborting returns, but the GPU goes on with what it does until Release.
@@ -109,7 +110,8 @@ class FakeNccl {
   std::map<int, NcclResult> errors_;
   std::map<int, std::vector<FakeCall::Kind>> calls_;
   std::map<int, int> groups_;
-  bool hang_aborts_ = false, keep_kernels_ = false, stall_groups_ = false;
+  bool hang_aborts_ = false, refuses_registrations_ = false, keep_kernels_ = false,
+       stall_groups_ = false;
   int kernels_ = 0, hung_ = 0, aborted_ = 0, destroyed_ = 0;
   std::atomic<int> live_marks_{0};
 };

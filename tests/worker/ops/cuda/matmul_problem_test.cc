@@ -122,17 +122,20 @@ TEST(ColumnMajorProblem, LeavesGelusSlopeToTheLibraryInBf16AndOnlyAsItsEpilogueW
 
 TEST(ColumnMajorProblem, TellsAddressesApartByWhatDividesThem) {
   alignas(256) static char memory[512];
-  EXPECT_EQ(AlignmentOf(memory), 256);
-  EXPECT_EQ(AlignmentOf(memory + 256), 256);
+  EXPECT_EQ(AlignmentOf(memory), 16);
+  EXPECT_EQ(AlignmentOf(memory + 32), 16);
+  EXPECT_EQ(AlignmentOf(memory + 8), 8);
   EXPECT_EQ(AlignmentOf(memory + 6), 2);
   EXPECT_EQ(AlignmentOf(memory + 48), 16);
   MatmulArgs args{.a = memory, .b = memory, .c = memory, .m = 2, .n = 3, .k = 4};
   const ColumnMajorProblem aligned = ProblemOf(args, false);
+  args.b = memory + 64;
+  EXPECT_TRUE(aligned == ProblemOf(args, false));
   args.b = memory + 2;
   const ColumnMajorProblem other = ProblemOf(args, false);
   EXPECT_FALSE(aligned == other);
   EXPECT_EQ(other.left.alignment, 2);  // the operands change places
-  EXPECT_EQ(other.right.alignment, 256);
+  EXPECT_EQ(other.right.alignment, 16);
 }
 
 TEST(ColumnMajorProblem, IsDescribedAsItsCallerWroteIt) {

@@ -217,6 +217,7 @@ class CudaNcclApi : public NcclApi {
     return recorded;
   }
   absl::StatusOr<bool> Reached(NcclMark* mark) override {
+    context_->Enter().IgnoreError();
     const cudaError_t state = cudaEventQuery(Native(mark));
     if (state == cudaErrorNotReady) {
       cudaGetLastError();
@@ -227,6 +228,7 @@ class CudaNcclApi : public NcclApi {
   }
   double Seconds(NcclMark* from, NcclMark* to) override {
     float milliseconds = 0;
+    context_->Enter().IgnoreError();
     if (cudaEventElapsedTime(&milliseconds, Native(from), Native(to)) != cudaSuccess) {
       cudaGetLastError();
       return 0;
