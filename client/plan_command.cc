@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -57,12 +58,28 @@ absl::StatusOr<ClusterSize> ClusterOf(const PlanOptions& o) {
   ZS_RETURN_IF_ERROR(Into("--host-memory-speed", ParseSpeed(o.host_speed), &c.memory_speed));
   ZS_RETURN_IF_ERROR(Into("--nvme-speed", ParseSpeed(o.nvme_speed), &c.nvme_speed));
   ZS_RETURN_IF_ERROR(Into("--peak", ParseCount(o.peak), &c.peak));
-  if (c.device_memory == 0) {
+  constexpr uint64_t kLeastMemory = 1'000'000;  // less is a size whose unit was forgotten
+  if (c.device_memory < kLeastMemory) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--gpu-memory: seen ", o.gpu_memory, ", wanted more than nothing"));
+        absl::StrCat("--gpu-memory: seen ", o.gpu_memory, ", wanted at least 1MB"));
   }
   c.peak_share = o.peak_share;
   c.link_share = o.link_share;
+  const std::pair<const char*, double> rates[] = {
+      {"--network", c.network},       {"--gpu-link", c.device_link},
+      {"--host-link", c.host_link},   {"--host-memory-speed", c.memory_speed},
+      {"--nvme-speed", c.nvme_speed}, {"--peak", c.peak}};
+  for (const auto& [option, rate] : rates) {
+    if (!(rate >= 1))
+      return absl::InvalidArgumentError(
+          absl::StrCat(option, ": seen ", rate, " a second, wanted at least 1"));
+  }
+  for (const auto& [option, share] :
+       {std::pair("--peak-share", c.peak_share), std::pair("--link-share", c.link_share)}) {
+    if (!(share > 0))  // nor NaN
+      return absl::InvalidArgumentError(
+          absl::StrCat(option, ": seen ", share, ", wanted more than 0, at most 1"));
+  }
   return c;
 }
 

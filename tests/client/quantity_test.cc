@@ -39,7 +39,8 @@ TEST(ParseSpeed, TakesBitsAndBytes) {
   EXPECT_EQ(*ParseSpeed("50GB"), 50e9);
   EXPECT_EQ(*ParseSpeed("50 GB/s"), 50e9);
   EXPECT_EQ(*ParseSpeed("1GiB"), 1073741824.0);
-  for (const char* text : {"", "400", "400G", "400Gbits", "-4Gbit", "fast"}) {
+  for (const char* text :
+       {"", "400", "400G", "400Gbits", "-4Gbit", "fast", "400Gb", "400gb/s", "400 gib"}) {
     EXPECT_FALSE(ParseSpeed(text).ok()) << text;
   }
 }

@@ -97,7 +97,8 @@ TEST(Curve, WhatIsNotFiniteIsNullAndNeverSpoilsAMean) {
   for (uint64_t i = 1; i <= 1200; ++i) {
     joined.Add(Step(i, i % 2 == 0 ? 2.0 : std::numeric_limits<double>::infinity()));
   }
-  for (const auto& value : joined.ToJson()["loss"]) EXPECT_EQ(value, 2.0);
+  const auto curves = joined.ToJson();
+  for (const auto& value : curves["loss"]) EXPECT_EQ(value, 2.0);
 }
 
 void Append(const std::string& path, uint64_t from, uint64_t to, double loss) {
