@@ -8,6 +8,11 @@ set -euo pipefail
 # shellcheck source=deploy/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+  sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+  exit 0
+fi
+
 build="$REPOSITORY/build"
 configure_once "$build"
 cmake --build "$build" --parallel "$(build_jobs)"
