@@ -256,10 +256,19 @@ TEST_F(TlsServerTest, WhatIsTooLongIsRefusedAndTheServerGoesOn) {
   EXPECT_EQ(Ask(channel, {.method = kHealth, .headers = {{"x", std::string(64 << 10, 'x')}}})
                 .error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
-  const grpc::Status long_method = Ask(channel, {"/a/" + std::string(5000, 'b')});
+  // A connection over which too much came may be closed; the next one is as good.
+  const auto again = [&](const Call& call) {
+    grpc::Status status;
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    do {
+      status = AskAs(*client, call);
+    } while (status.error_code() == grpc::StatusCode::UNAVAILABLE && absl::Now() < deadline);
+    return status;
+  };
+  const grpc::Status long_method = again({"/a/" + std::string(5000, 'b')});
   EXPECT_EQ(long_method.error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_LT(long_method.error_message().size(), 400u);
-  EXPECT_TRUE(Ask(channel, {kHealth}).ok());
+  EXPECT_TRUE(again({kHealth}).ok());
 }
 
 // A socket from another address of this host, which the kernel has any number of.
