@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "common/grpc_acceptor.h"
 #include "common/grpc_metrics.h"
 #include "common/net_address.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -83,12 +84,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   }
   result->listener_ = *std::move(listener);
   address->port = result->port_ = result->listener_->port();
-  result->listener_->Serve([acceptor](int listening, int fd) {
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-    connection.listener_fd = listening;
-    connection.fd = fd;
-    acceptor->HandleNewConnection(&connection);
-  });
+  result->listener_->Serve(HandTo(acceptor));
   result->address_ = address->ToString();
   result->SetServing(true);
   return result;

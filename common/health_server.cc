@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/grpc_acceptor.h"
 #include "common/net_address.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
@@ -68,12 +69,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   }
   result->listener_ = *std::move(listener);
   address->port = result->listener_->port();
-  result->listener_->Serve([acceptor](int listening, int fd) {
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-    connection.listener_fd = listening;
-    connection.fd = fd;
-    acceptor->HandleNewConnection(&connection);
-  });
+  result->listener_->Serve(HandTo(acceptor));
   result->address_ = address->ToString();
   result->SetReady(false);
   return result;

@@ -1,6 +1,5 @@
 #include "worker/agent/backend.h"
 
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -9,17 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "common/exit_codes.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/agent/cuda_backend.h"
 
 namespace zeroshard {
-
-void EndProcess(const std::string& message) {
-  LogError(message);
-  std::_Exit(kExitFailed);
-}
 namespace {
 
 // What does not depend on the device.

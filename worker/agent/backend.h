@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/exit_process.h"
 #include "worker/agent/store_client.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
@@ -20,9 +21,6 @@ namespace zeroshard {
 struct OpsOptions {
   bool tf32 = false;  // JobSpec.tf32
 };
-
-// For a process whose device is broken: nothing in it can mend that. Its supervisor starts another.
-void EndProcess(const std::string& message);
 
 struct WorkerBackend {
   int threads = 1;             // of this worker's share of the host
@@ -42,7 +40,8 @@ struct WorkerBackend {
   // Of offloaded jobs: the shard stores.
   std::function<absl::StatusOr<std::unique_ptr<StateStore>>(StoreClientOptions)> open_store;
   std::function<absl::StatusOr<std::unique_ptr<Trainer>>(const TrainerOptions&)> make_trainer;
-  std::function<void(const std::string& message)> end_process = EndProcess;
+  // For a process whose device is broken: nothing in it can mend that.
+  std::function<void(const std::string& message)> exit_process = ExitProcess;
 };
 
 // `device`: cpu, cuda or cuda:N, where N counts the GPUs that CUDA_VISIBLE_DEVICES leaves.

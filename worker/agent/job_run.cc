@@ -239,13 +239,13 @@ absl::Status JobRun::Train(std::string* digest) {
     const std::string last = absl::StrCat("ending, as ", broken.message());
     // Hardware that fails is a death of this rank, from which others recover. A kernel that broke
     // the device would do so again: the job hears of it.
-    if (absl::IsDataLoss(broken)) context_.backend->end_process(last);
+    if (absl::IsDataLoss(broken)) context_.backend->exit_process(last);
     // When this rank hangs up, the others report that it is gone: the coordinator should hear the
     // cause first.
     if (Stopped().ok()) end_sent_ = SendEnd(status, "", kFirstWord, &last_word_);
     waits_.Cancel(status);
     AbortParts(std::string(status.message()));
-    if (!broken.ok()) context_.backend->end_process(last);
+    if (!broken.ok()) context_.backend->exit_process(last);
   }
   std::lock_guard<std::mutex> lock(parts_mutex_);
   comm_ = nullptr;

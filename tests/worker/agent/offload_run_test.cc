@@ -118,7 +118,7 @@ TEST_F(OffloadRunTest, AProcessWhoseDeviceIsBrokenEnds) {
       return std::make_unique<BrokenDevice>(broken);
     };
     std::vector<std::pair<std::string, size_t>> ended;  // what it said, reports before
-    backend_.end_process = [&](const std::string& message) {
+    backend_.exit_process = [&](const std::string& message) {
       size_t reports = 0;
       cluster_.With([&](auto& state) { reports = state.ends.size(); });
       ended.emplace_back(message, reports - runs);
@@ -136,7 +136,7 @@ TEST_F(OffloadRunTest, AProcessWhoseDeviceIsBrokenEnds) {
 
 TEST_F(OffloadRunTest, AProcessWhoseDeviceIsSoundGoesOnAfterAnError) {
   bool ended = false;
-  backend_.end_process = [&](const std::string&) { ended = true; };
+  backend_.exit_process = [&](const std::string&) { ended = true; };
   training_.on_step = [](uint64_t) { return absl::InternalError("no kernel for it"); };
   Assign(OffloadedJob("a-1"));
   EXPECT_FALSE(AwaitEnd().completed());

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/exit_process.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/nccl/nccl_api.h"
 #include "worker/comm/nccl/nccl_queue.h"

@@ -1,21 +1,13 @@
 #include "worker/comm/nccl/nccl_end.h"
 
-#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "common/exit_codes.h"
-#include "common/log.h"
 
 namespace zeroshard {
-
-void ExitProcess(const std::string& message) {
-  LogError(message);
-  std::_Exit(kExitFailed);
-}
 
 bool CallWithin(absl::Duration timeout, std::function<void()> call) {
   auto done = std::make_shared<absl::Notification>();

@@ -18,9 +18,6 @@ struct NcclEnding {
   std::function<void(const std::string& message)> exit_process;
 };
 
-// Logs the message and ends the process with kExitFailed, without destructors: they would hang too.
-[[noreturn]] void ExitProcess(const std::string& message);
-
 // Runs `call` on a thread of its own. False where it has not returned after `timeout`; the thread
 // then stays behind, and what `call` refers to must too.
 bool CallWithin(absl::Duration timeout, std::function<void()> call);
