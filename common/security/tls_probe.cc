@@ -86,8 +86,10 @@ bool Resolve(const HostPort& address, absl::Duration until, AddressList* found) 
   while (gai_error(&request->control) == EAI_INPROGRESS) {
     const absl::Duration left = until - Now();
     if (left <= absl::ZeroDuration()) {
+      const int stopped = gai_cancel(&request->control);
+      if (stopped == EAI_ALLDONE) break;
       // Where it cannot be stopped any more it still writes into the request.
-      if (gai_cancel(&request->control) == EAI_NOTCANCELED) request.release();
+      if (stopped == EAI_NOTCANCELED) request.release();
       return false;
     }
     const timespec wait = absl::ToTimespec(left);
@@ -140,43 +142,43 @@ void Equip(SSL_CTX* context, const CredentialFiles::Set& used) {
 
 // How far a connection came.
 struct Outcome {
-  bool handshake = false;     // done
   bool tls = false;           // the server's answer was one of TLS
   bool other = false;         // it was something else
   int alert = 0;              // of the server
+  bool ended = false;         // by the server, before it said anything over TLS
   X509Ptr certificate;        // the server's
   long verified = X509_V_OK;  // what OpenSSL thinks of it
 };
 
+enum class Driven { kDone, kFailed, kLate };
+
 // One call of OpenSSL, repeated until it is done, fails or the time is over.
 template <typename Call>
-bool Drive(SSL* ssl, int fd, absl::Duration until, const Call& call) {
+Driven Drive(SSL* ssl, int fd, absl::Duration until, const Call& call) {
   while (true) {
     ERR_clear_error();
     const int result = call();
-    if (result > 0) return true;
+    if (result > 0) return Driven::kDone;
     const int error = SSL_get_error(ssl, result);
     const bool reads = error == SSL_ERROR_WANT_READ;
-    if (!reads && error != SSL_ERROR_WANT_WRITE) return false;
-    if (!WaitFor(fd, reads ? POLLIN : POLLOUT, until)) {
-      ERR_clear_error();
-      return false;
-    }
+    if (!reads && error != SSL_ERROR_WANT_WRITE) return Driven::kFailed;
+    if (!WaitFor(fd, reads ? POLLIN : POLLOUT, until)) return Driven::kLate;
   }
 }
 
 Outcome Shake(SSL* ssl, int fd, absl::Duration until) {
   Outcome outcome;
-  outcome.handshake = Drive(ssl, fd, until, [&] { return SSL_connect(ssl); });
-  unsigned long error = ERR_peek_error();
+  Driven driven = Drive(ssl, fd, until, [&] { return SSL_connect(ssl); });
   outcome.certificate.reset(SSL_get1_peer_certificate(ssl));
   outcome.verified = SSL_get_verify_result(ssl);
-  if (outcome.handshake) {
+  if (driven == Driven::kDone) {
     // With TLS 1.3 the server judges our certificate after we are done; gRPC speaks first if it
-    // likes it.
+    // likes it, and closes without an alert if not.
     char byte;
-    if (!Drive(ssl, fd, until, [&] { return SSL_read(ssl, &byte, 1); })) error = ERR_peek_error();
+    driven = Drive(ssl, fd, until, [&] { return SSL_read(ssl, &byte, 1); });
   }
+  const unsigned long error = driven == Driven::kFailed ? ERR_peek_error() : 0;
+  outcome.ended = driven == Driven::kFailed && outcome.certificate != nullptr;
   const int reason = ERR_GET_LIB(error) == ERR_LIB_SSL ? ERR_GET_REASON(error) : 0;
   if (reason >= SSL_AD_REASON_OFFSET) outcome.alert = reason - SSL_AD_REASON_OFFSET;
   outcome.tls = outcome.certificate != nullptr || outcome.alert != 0;
@@ -277,21 +279,19 @@ std::string Blame(const Security& security, const HostPort& address, Role role,
                       NameOf(role), " (", UriOf(role), "): is this the right address?");
 }
 
-// What the server does not like about ours.
+// What the server does not like about ours, or that there is none.
 std::string Refusal(const Security& security, const std::string& at, int alert) {
   const std::string& own = security.options().cert;
-  const char* const said = SSL_alert_desc_string_long(alert);
+  const std::string how =
+      alert == 0 ? "" : absl::StrCat(" (alert: ", SSL_alert_desc_string_long(alert), ")");
   if (own.empty()) {
-    return absl::StrCat(at, " wants a certificate (alert: ", said,
-                        "): give --tls-cert and --tls-key, or start the coordinator with "
-                        "--token-file too");
+    return absl::StrCat(at, " ended the connection", how,
+                        ", as one without a certificate: give --tls-cert and --tls-key, or start "
+                        "the coordinator with --token-file too");
   }
-  const absl::string_view hint =
-      alert == SSL_AD_UNKNOWN_CA ? "it is signed by no authority in the --tls-ca there"
-      : alert == SSL_AD_CERTIFICATE_EXPIRED
-          ? "it has expired by the clock there; renew it"
-          : "it must be signed by an authority in the --tls-ca there and be usable for client auth";
-  return absl::StrCat(at, " refuses --tls-cert ", own, " (alert: ", said, "): ", hint);
+  return absl::StrCat(at, " refuses --tls-cert ", own, how,
+                      ": it must be signed by an authority in the --tls-ca there, be valid by the "
+                      "clock there, and be usable for client auth");
 }
 
 }  // namespace
@@ -334,7 +334,7 @@ std::string TlsTrouble(const Security& security, const std::string& address, Rol
   }
   if (outcome.certificate == nullptr) return "";
   const std::string blame = Blame(security, *parsed, role, outcome);
-  if (!blame.empty() || outcome.alert == 0) return blame;
+  if (!blame.empty() || !outcome.ended) return blame;
   return Refusal(security, at, outcome.alert);
 }
 
