@@ -38,17 +38,7 @@ YAML
 }
 
 check=''
-while (($#)); do
-  case "$1" in
-    --check) check=yes ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *) fail "unknown argument '$1'; see deploy/prometheus/operator_rules.sh --help" ;;
-  esac
-  shift
-done
+parse_options check -- "$@"
 
 if [[ -z $check ]]; then
   render >"$OBJECTS"
