@@ -156,4 +156,8 @@ goes_on() {
   "$zeroshard" status draining | grep -qE "^went on from +$scratch/checkpoints/step-"
 }
 await "the demo's job to go on from its checkpoint" goes_on
+kill -TERM "${pid[demo]}"
+wait "${pid[demo]}" || true
+unset "pid[demo]"
+leave coordinator fresh
 finish
