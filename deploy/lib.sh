@@ -47,7 +47,9 @@ run_tests() {
   log="$(mktemp)"
   ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --no-tests=error \
     --repeat after-timeout:2 "$@" | tee "$log" || status=$?
-  sed -n 's/^.*Test *#[0-9]*: \([^ ]*\) .*\*\*\*Timeout.*$/ran out of time, look at its stacks: \1/p' "$log"
+  sed -n 's/^.*Test *#[0-9]*: \([^ ]*\) .*\*\*\*Timeout.*$/\1/p' "$log" | sort -u | while read -r name; do
+    echo "$name ran out of time; $folder/Testing/Temporary/LastTest.log has its output and stacks"
+  done
   rm -f "$log"
   return "$status"
 }
