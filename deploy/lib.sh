@@ -70,3 +70,19 @@ configure_once() {
   fi
   cmake -G Ninja -S "$REPOSITORY" -B "$folder" "${launcher[@]}" "$@"
 }
+
+# run_tests FOLDER [CTEST ARGUMENTS...]: the tests of a build folder. One that ran out of time is run
+# once more and named at the end: on a loaded machine that has been seen once in some ten thousand
+# tests. Twice is a failure.
+run_tests() {
+  local folder="$1" log status=0
+  shift
+  log="$(mktemp)"
+  ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --no-tests=error \
+    --repeat after-timeout:2 "$@" | tee "$log" || status=$?
+  sed -n 's/^.*Test *#[0-9]*: \([^ ]*\) .*\*\*\*Timeout.*$/\1/p' "$log" | sort -u | while read -r name; do
+    echo "$name ran out of time; $folder/Testing/Temporary/LastTest.log has its output and stacks"
+  done
+  rm -f "$log"
+  return "$status"
+}
