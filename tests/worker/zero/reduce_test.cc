@@ -2,12 +2,19 @@
 #include "worker/zero/reduce.h"
 
 #include <cstring>
+#include <deque>
+#include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/worker/device/guarded_device.h"
+#include "tests/worker/device/guarded_ops.h"
 #include "tests/worker/zero/held_store.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/staged_communicator.h"
+#include "worker/zero/staged_store.h"
 
 namespace zeroshard {
 namespace {
@@ -26,9 +33,13 @@ v1::ModelSpec Model() {
   return model;
 }
 
-class LeavingGradients : public testing::Test, public WaitObserver {
+constexpr int kCpu = -1;
+
+// On the CPU, or on a guarded device of this seed.
+class LeavingGradients : public testing::TestWithParam<int>, public WaitObserver {
  protected:
   void SetUp() override {
+    MakeDevice();
     ZeroOptions options;
     options.stage = 3;
     options.dtype = DType::kF32;
@@ -38,10 +49,18 @@ class LeavingGradients : public testing::Test, public WaitObserver {
     CommunicatorOptions gloo;
     gloo.host = "127.0.0.1";
     comm_ = *MakeGlooCommunicator(gloo, nullptr, device_.get());
+    std::unique_ptr<StateStore> store = std::make_unique<HeldStore>(DType::kF32);
+    store_ = static_cast<HeldStore*>(store.get());
+    if (GetParam() != kCpu) {
+      comm_ = MakeStagedCommunicator(std::move(comm_), device_.get());
+      store = MakeStagedStore(std::move(store), device_.get(), DType::kF32,
+                              std::numeric_limits<size_t>::max());
+    }
+    any_store_ = std::move(store);
     units_ = *MakeUnitStates(model_, policy_, 0, device_.get());
     squares_ = *GradientSquares::Create(units_.size(), device_.get(), ops_.get());
-    pusher_ =
-        std::make_unique<GradientPusher>(&policy_, &units_, &store_, device_.get(), ops_.get());
+    pusher_ = std::make_unique<GradientPusher>(&policy_, &units_, any_store_.get(), device_.get(),
+                                               ops_.get());
     reducer_ = std::make_unique<GradientReducer>(&policy_, &units_, comm_.get(), device_.get(),
                                                  ops_.get(), pusher_.get(), squares_.get());
     reducer_->SetWaitObserver(this);
@@ -50,16 +69,27 @@ class LeavingGradients : public testing::Test, public WaitObserver {
     reducer_->BeginRound(1, 0, 1);
   }
   void TearDown() override {
-    store_.Acknowledge(1000);
+    store_->Acknowledge(1000);
     reducer_.reset();
     pusher_.reset();
+  }
+
+  void MakeDevice() {
+    if (GetParam() == kCpu) {
+      device_ = MakeCpuDevice();
+      ops_ = MakeCpuOps(1);
+      return;
+    }
+    auto device = std::make_unique<GuardedDevice>(static_cast<uint64_t>(GetParam()));
+    ops_ = std::make_unique<GuardedOps>(device.get());
+    device_ = std::move(device);
   }
 
   // The stores take what the oldest buffer holds when somebody waits for room, and not before.
   void BeginWait(WaitKind kind) override {
     EXPECT_EQ(kind, WaitKind::kStores);
     ++waits_;
-    store_.Acknowledge(parts_, error_);
+    store_->Acknowledge(parts_, error_);
   }
   void EndWait() override {}
 
@@ -77,20 +107,22 @@ class LeavingGradients : public testing::Test, public WaitObserver {
     const int64_t length = Length(unit);
     const auto memory = reducer_->Sink(unit)->Acquire(0, length);
     ASSERT_TRUE(memory.ok()) << memory.status();
-    const std::vector<float> values = Gradient(unit, length);
-    std::memcpy(*memory, values.data(), values.size() * sizeof(float));
+    const std::vector<float>& values = computed_.emplace_back(Gradient(unit, length));
+    device_->compute()->Copy(*memory, values.data(), values.size() * sizeof(float));
     const int64_t middle = length / 128 * 64;
     ASSERT_TRUE(reducer_->Sink(unit)->Done(middle, length).ok());
     ASSERT_TRUE(reducer_->Sink(unit)->Done(0, middle).ok());
   }
 
   const ModelTable model_ = *MakeModelTable(Model());
-  std::unique_ptr<Device> device_ = MakeCpuDevice();
-  std::unique_ptr<Ops> ops_ = MakeCpuOps(1);
+  std::deque<std::vector<float>> computed_;  // what the device has yet to copy
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Ops> ops_;
   ZeroPolicy policy_;
   std::unique_ptr<Communicator> comm_;
   std::vector<UnitState> units_;
-  HeldStore store_{DType::kF32};
+  std::unique_ptr<StateStore> any_store_;  // it, or what stages for it
+  HeldStore* store_ = nullptr;
   std::unique_ptr<GradientSquares> squares_;
   std::unique_ptr<GradientPusher> pusher_;
   std::unique_ptr<GradientReducer> reducer_;
@@ -99,13 +131,19 @@ class LeavingGradients : public testing::Test, public WaitObserver {
   absl::Status error_;  // of what the store is then told to take
 };
 
-TEST_F(LeavingGradients, ABufferIsWrittenAgainOnlyWhenTheStoreHasReadIt) {
+INSTANTIATE_TEST_SUITE_P(On, LeavingGradients, testing::Values(kCpu, 0, 1, 2, 3, 4, 5),
+                         [](const auto& info) {
+                           return info.param == kCpu ? std::string("Cpu")
+                                                     : "Guarded" + std::to_string(info.param);
+                         });
+
+TEST_P(LeavingGradients, ABufferIsWrittenAgainOnlyWhenTheStoreHasReadIt) {
   for (int unit = kLayers; unit >= 1; --unit) Backward(unit);
   EXPECT_EQ(waits_, kLayers - kRoom) << "each block after the third waits for the one before it";
-  EXPECT_EQ(store_.pushed.size(), static_cast<size_t>(parts_ * kLayers));
-  store_.Acknowledge(parts_ * kRoom);
+  EXPECT_EQ(store_->pushed.size(), static_cast<size_t>(parts_ * kLayers));
+  store_->Acknowledge(parts_ * kRoom);
   ASSERT_TRUE(pusher_->Drain().ok());
-  for (const HeldStore::Pushed& push : store_.pushed) {
+  for (const HeldStore::Pushed& push : store_->pushed) {
     const std::vector<float> wanted = Gradient(push.unit, Length(push.unit));
     ASSERT_EQ(push.read.size(), static_cast<size_t>(push.end - push.begin) * sizeof(float));
     EXPECT_EQ(std::memcmp(push.read.data(), wanted.data() + push.begin, push.read.size()), 0)
@@ -113,7 +151,7 @@ TEST_F(LeavingGradients, ABufferIsWrittenAgainOnlyWhenTheStoreHasReadIt) {
   }
 }
 
-TEST_F(LeavingGradients, ThreeBlocksAreTheMostThatLiveAtOnceAndNothingIsKept) {
+TEST_P(LeavingGradients, ThreeBlocksAreTheMostThatLiveAtOnceAndNothingIsKept) {
   const int64_t before = device_->memory().Bytes(MemoryKind::kBuffers);
   for (int unit = kLayers; unit >= 1; --unit) Backward(unit);
   EXPECT_EQ(device_->memory().PeakBytes(MemoryKind::kBuffers) - before,
@@ -124,21 +162,22 @@ TEST_F(LeavingGradients, ThreeBlocksAreTheMostThatLiveAtOnceAndNothingIsKept) {
 }
 
 // Some squares are taken when a buffer comes back, the others at the end; each in parts.
-TEST_F(LeavingGradients, TheNormIsThatOfTheWholeGradient) {
+TEST_P(LeavingGradients, TheNormIsThatOfTheWholeGradient) {
   for (int unit = kLayers; unit >= 1; --unit) Backward(unit);
   ASSERT_TRUE(reducer_->FinishRounds().ok()) << "which waits for no store";
   ASSERT_TRUE(squares_->Read().Wait().ok());
+  const std::unique_ptr<Ops> host = MakeCpuOps(1);
   for (int unit = 1; unit <= kLayers; ++unit) {
     const std::vector<float> values = Gradient(unit, Length(unit));
     NormAccumulator wanted;
     for (size_t i = 0; i < values.size(); i += 64)
-      ops_->AddSquares(values.data() + i, 64, DType::kF32, &wanted);
+      host->AddSquares(values.data() + i, 64, DType::kF32, &wanted);
     const NormAccumulator& seen = squares_->Of(static_cast<size_t>(unit));
     EXPECT_EQ(std::memcmp(&seen, &wanted, sizeof(wanted)), 0) << "unit " << unit;
   }
 }
 
-TEST_F(LeavingGradients, TheErrorOfAStoreIsThatOfTheNextWhoNeedsRoom) {
+TEST_P(LeavingGradients, TheErrorOfAStoreIsThatOfTheNextWhoNeedsRoom) {
   for (int unit = kLayers; unit > kLayers - kRoom; --unit) Backward(unit);
   error_ = absl::UnavailableError("store-1 is gone");
   EXPECT_EQ(reducer_->Sink(1)->Acquire(0, Length(1)).status(), error_);
