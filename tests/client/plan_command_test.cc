@@ -50,7 +50,7 @@ TEST_F(PlanCommandTest, PrintsThePapersTable) {
 
 TEST_F(PlanCommandTest, FindsTheDocumentedCases) {
   Json json = PlanJson(
-      {"--parameters", "40B", "--gpus", "1", "--gpu-memory", "141GB", "--host-memory", "1.5TB"});
+      {"--parameters", "40B", "--gpus", "1", "--gpu-memory", "32GB", "--host-memory", "1.5TB"});
   EXPECT_EQ(json["smallest"]["stage"], 3);
   EXPECT_EQ(json["smallest"]["offload_param"], "cpu");
   json = PlanJson({"--parameters", "175B", "--gpus", "8", "--gpu-memory", "80GB", "--nvme", "8TB"});
