@@ -50,12 +50,20 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   // Sessions and watches are cut then; they come back by themselves within a heartbeat.
   serving.connection_grace =
       std::clamp(serving.connection_age / 2, absl::Seconds(1), absl::Seconds(30));
+  // What cannot be listened on is found before the log is opened: opening it ends the term of
+  // whoever wrote it last.
+  auto listener = GrpcServer::Listen(serving);
+  if (!listener.ok()) return listener.status();
   std::unique_ptr<HealthServer> health;
   if (!flags.health_listen.empty()) {
     auto started = HealthServer::Start(flags.health_listen);
     if (!started.ok()) return started.status();
     health = *std::move(started);
   }
+  auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");
+  if (!metrics.ok()) return metrics.status();
+  const auto security_metrics = std::make_shared<security::SecurityMetrics>(*loaded);
+  (*metrics)->AddCollectable(security_metrics);
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
   // Clients elsewhere are told where history and logs are.
   std::error_code error;
@@ -63,10 +71,6 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   if (!error) flags.data_dir = absolute.lexically_normal().string();
   auto log = SqliteLog::Open(flags.data_dir + "/coordinator.db");
   if (!log.ok()) return log.status();
-  auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");
-  if (!metrics.ok()) return metrics.status();
-  const auto security_metrics = std::make_shared<security::SecurityMetrics>(*loaded);
-  (*metrics)->AddCollectable(security_metrics);
 
   std::mutex mutex;
   absl::Status fatal;
@@ -89,7 +93,7 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   const StatusPage page(engine->get(), (*metrics)->http());
   serving.services = {&cluster, &jobs};
   serving.registry = (*metrics)->registry();
-  auto server = GrpcServer::Start(serving);
+  auto server = GrpcServer::Start(serving, *std::move(listener));
   if (!server.ok()) return server.status();
   LogInfo("listening on ", (*server)->address(), ", status page on http://", (*metrics)->address(),
           "/, metrics on http://", (*metrics)->address(), "/metrics",

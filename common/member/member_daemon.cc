@@ -34,6 +34,7 @@ absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
   const std::string text =
       absl::StrCat("gave up after ", absl::FormatDuration(limit), ": ", last.message());
   if (absl::IsFailedPrecondition(last)) return absl::FailedPreconditionError(text);
+  if (absl::IsUnauthenticated(last)) return absl::UnavailableError(text);  // it says what to do
   return absl::UnavailableError(absl::StrCat(text,
                                              ". Start one there (zeroshard-coordinator --listen ",
                                              coordinator, ") or correct --coordinator"));

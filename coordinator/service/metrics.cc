@@ -81,7 +81,12 @@ Metrics::Metrics(prometheus::Registry* registry)
                        "From an offloaded job's request to commit a step until its decision is "
                        "durable and answered.",
                        registry)
-                  .Add({}, kCommitBuckets)) {
+                  .Add({}, kCommitBuckets)),
+      retries_(Register(prometheus::BuildCounter(), "zeroshard_coordinator_write_retries_total",
+                        "Times that a job's history was tried again for want of files or room; "
+                        "everybody waits meanwhile.",
+                        registry)
+                   .Add({})) {
   SetMembers({});
   CountStates();
   for (const auto& [state, name] : kEnded) ended_.Add({{"state", name}});
