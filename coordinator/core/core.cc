@@ -22,9 +22,11 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
     run.last = loaded.last;
     run.sampled = std::move(loaded.sampled);
     // The log is written before the history: a crash between them leaves the row ahead of it.
+    RestoreGoingBack(run, loaded);
     if (run.job.state != v1::JOB_STATE_COMPLETED) {
       run.job.committed_step = std::max(run.job.first_step - 1, run.last.step());
     }
+    run.furthest = run.job.committed_step;
     for (auto& [rank, record] : loaded.ranks) {
       if (rank != run.ranks.size()) break;
       run.ranks.emplace_back().record = std::move(record);
@@ -66,6 +68,7 @@ Decision Core::Start(const Moment& given) {
     out.actions.push_back(JobAppears{run.job.spec.name(), run.job.spec});
     ShowChange(run, &out);
     if (run.offload != nullptr) StartOffload(run, moment, &out);
+    if (!run.Live() && run.offload == nullptr) StartGoingBack(run, moment, &out);
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
     run.start_deadline = *run.return_deadline + StartTimeout(run.job.spec);

@@ -171,6 +171,8 @@ class Core {
   void On(const SnapshotsOpened& event, const Moment& moment, Decision* out);
   void On(const SnapshotBegun& event, const Moment& moment, Decision* out);
   void On(const SnapshotCompleted& event, const Moment& moment, Decision* out);
+  void On(const NewestFound& event, const Moment& moment, Decision* out);
+  void On(const HistoryTruncated& event, const Moment& moment, Decision* out);
   absl::Status CheckFence(const v1::Fence& fence, Run** run, RankState** rank);
   void Heard(Run& run, RankState& rank, const v1::Progress* progress, const Moment& moment,
              Decision* out);
@@ -201,6 +203,23 @@ class Core {
   void CheckSave(Run& run, const Moment& moment, Decision* out);
   // Ends a run that was saving or whose ranks were; `trouble`: what kept them from it.
   void EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out);
+
+  // core_going_back.cc: jobs whose state is on their ranks, some of which are lost
+  // Such a loss is no end of it: it has a folder of checkpoints, and nobody wants it to end.
+  static bool GoesBack(const Run& run);
+  // Ends the generation, or where that led nowhere too often the job.
+  void GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out);
+  // The member that still has rank 0, which completes checkpoints; null: none.
+  const Member* StillCompletes(const Run& run) const;
+  void Look(Run& run, const Moment& moment, Decision* out);
+  void GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
+                Decision* out);
+  static void CutHistory(Run& run, Decision* out);
+  // As Reopen.
+  bool ReopenRanks(Run& run, const std::string& ahead, const Moment& moment, Decision* out,
+                   std::string* why);
+  static void RestoreGoingBack(Run& run, const LoadedJob& loaded);
+  void StartGoingBack(Run& run, const Moment& moment, Decision* out);
 
   // core_stores.cc: the stores of offloaded jobs (`run.offload` is there)
   const Member* MemberOf(const StoreSlot& slot) const;

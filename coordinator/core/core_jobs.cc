@@ -66,6 +66,7 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   run.job.plan = event.plan;
   run.job.submitted_unix_ms = moment.unix_ms;
   if (event.from) GoOnFrom(*event.from, &run);
+  run.furthest = run.job.committed_step;
   if (IsOffloaded(event.spec)) {
     run.offload = std::make_unique<OffloadedRun>();
     run.offload->needs = *MakeStoreNeeds(event.spec, options_.chunk_elements);
@@ -140,19 +141,22 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     const auto entry = by_order_.find(order);
     if (entry == by_order_.end()) continue;
     Run& run = runs_.at(entry->second);
-    if (run.Live() || run.offload == nullptr || run.job.state != v1::JOB_STATE_RECOVERING) continue;
+    if (run.Live() || run.job.state != v1::JOB_STATE_RECOVERING) continue;
     std::string reason;
-    if (Reopen(run, ahead, moment, out, &reason)) {
+    if (run.offload == nullptr ? ReopenRanks(run, ahead, moment, out, &reason)
+                               : Reopen(run, ahead, moment, out, &reason)) {
       if (run.job.saving && !IsEnded(run.job.state) && run.job.reason != kSavingReason) {
         run.job.reason = kSavingReason;
         out->actions.push_back(RunChanged{run.job.run_id});
       }
       continue;
     }
-    const bool needs_ranks = !run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
-                                                 MissesEvaluation(run));
+    const bool needs_ranks =
+        run.offload == nullptr ||
+        (!run.job.saving &&
+         (run.job.committed_step != run.job.spec.steps() || MissesEvaluation(run)));
     // Stores that were there come back soon or not at all.
-    const bool gives_way = run.offload->gave_way;
+    const bool gives_way = run.offload != nullptr && run.offload->gave_way;
     if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
     reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;
@@ -330,6 +334,8 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   if (run.offload != nullptr) EndOffload(run, reason, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
+  run.first_sign.reset();
+  run.look_again.reset();
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
   SetState(run, state, reason, moment, out);
@@ -361,8 +367,8 @@ void Core::CloseGeneration(Run& run, const std::string& reason, bool forget_rank
 
 void Core::SetRunning(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
   SetState(run, v1::JOB_STATE_RUNNING, reason, moment, out);
-  if (run.offload == nullptr || !run.offload->first_sign) return;
-  const absl::Duration took = moment.now - *std::exchange(run.offload->first_sign, std::nullopt);
+  if (!run.first_sign) return;
+  const absl::Duration took = moment.now - *std::exchange(run.first_sign, std::nullopt);
   out->actions.push_back(
       Measure{MetricKind::kRecoverySeconds, run.job.spec.name(), absl::ToDoubleSeconds(took)});
 }

@@ -185,7 +185,7 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   if (pending.record.skipped()) {
     out->actions.push_back(Measure{MetricKind::kNonFinite, run.job.spec.name(), 1});
   }
-  o.recoveries = 0;
+  run.recoveries = 0;
   for (RankState& rank : run.ranks) rank.last_advance = moment.now;
   PassedStep(run, step);
   for (StoreSlot& slot : o.slots) slot.last_change = moment.now;
@@ -226,7 +226,7 @@ void Core::GiveUpEvaluation(Run& run, const std::string& reason, const Moment& m
                             Decision* out) {
   OffloadedRun& o = *run.offload;
   o.evaluation_deadline.reset();
-  o.recoveries = 0;
+  run.recoveries = 0;
   if (!MissesEvaluation(run)) return;
   AddEvent(run,
            absl::StrCat("the loss on the validation set after step ", run.job.committed_step,
@@ -336,7 +336,7 @@ void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
   }
   o.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
   WakeBy(*o.return_deadline);
-  if (job.state == v1::JOB_STATE_RECOVERING) o.first_sign = moment.now;
+  if (job.state == v1::JOB_STATE_RECOVERING) run.first_sign = moment.now;
   if (job.saving) {
     run.save_deadline = *o.return_deadline + SaveTimeout(job.spec);
     WakeBy(*run.save_deadline);
@@ -408,7 +408,6 @@ void Core::EndOffload(Run& run, const std::string& reason, const Moment& moment,
     slot.bytes = trouble.bytes;
     ForgetOn(run, slot, moment, out);
   }
-  o.first_sign.reset();
   o.return_deadline.reset();
   o.finish_deadline.reset();
   o.evaluation_deadline.reset();

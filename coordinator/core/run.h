@@ -54,6 +54,21 @@ struct Run {
   bool nonfinite = false;
   std::vector<RankNeed> needs;  // of memory, by rank; from Core::Needs
 
+  std::optional<absl::Duration> first_sign;  // of what it recovers from
+  int recoveries = 0;                        // in a row that led no further
+
+  // Of a job whose state is on its ranks, while it is RECOVERING.
+  enum class GoingBack {
+    kDone,      // its next generation may be opened
+    kStopping,  // until the rank that completes checkpoints has stopped
+    kLooking,  // for the checkpoint that it goes on from
+    kCutting,  // its history after that
+  };
+  GoingBack going_back = GoingBack::kDone;
+  std::optional<absl::Duration> look_again;     // looking failed; it is tried again then
+  std::optional<absl::Duration> look_deadline;  // after which it is not
+  uint64_t furthest = 0;                        // step that was ever committed
+
   std::unique_ptr<OffloadedRun> offload;  // of a job whose state is in the shard stores; else null
 
   // The generation is open.
