@@ -27,19 +27,10 @@ void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Dec
   CloseGeneration(run, why, /*forget_ranks=*/true, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
+  run.short_since.reset();
   SetState(run, v1::JOB_STATE_RECOVERING, why, moment, out);
   run.going_back = Run::GoingBack::kStopping;
   schedule_again_ = true;
-}
-
-const Member* Core::StillCompletes(const Run& run) const {
-  for (const auto& [name, member] : members_.all()) {
-    if (!member.lost && member.assignment && member.assignment->run_id == run.job.run_id &&
-        member.assignment->rank == 0) {
-      return &member;
-    }
-  }
-  return nullptr;
 }
 
 void Core::Look(Run& run, const Moment& moment, Decision* out) {
@@ -145,7 +136,7 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
                        std::string* why) {
   if (run.going_back == Run::GoingBack::kStopping) {
     // It may still complete one and delete what is found now; if it does not stop it is fenced.
-    if (const Member* member = StillCompletes(run)) {
+    if (const Member* member = StillHas(run, /*rank_zero=*/true)) {
       *why = absl::StrCat("waits for rank 0 (", member->hello.name(), " on ", member->hello.host(),
                           ") to stop");
       return false;
@@ -166,7 +157,7 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
     *why = absl::StrCat("behind ", ahead);
     return false;
   }
-  const std::vector<Member*> chosen = Choose(run, why);
+  const std::vector<Member*> chosen = Choose(run, moment, why);
   if (chosen.empty()) return false;
   OpenGeneration(run, chosen, moment, out);
   return true;

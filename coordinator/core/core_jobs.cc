@@ -156,7 +156,8 @@ void Core::Schedule(const Moment& moment, Decision* out) {
         (!run.job.saving &&
          (run.job.committed_step != run.job.spec.steps() || MissesEvaluation(run)));
     // Stores that were there come back soon or not at all.
-    const bool gives_way = run.offload != nullptr && run.offload->gave_way;
+    const bool gives_way = (run.offload != nullptr && run.offload->gave_way) ||
+                           WantsMoreThanThereAre(run, moment);
     if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
     reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;
@@ -174,7 +175,7 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       std::vector<uint32_t> placement;
       std::vector<Member*> chosen;
       if (run.offload == nullptr || PlaceNew(run, moment.now, &stores, &placement, &reason)) {
-        chosen = Choose(run, &reason);
+        chosen = Choose(run, moment, &reason);
       }
       if (!chosen.empty()) {
         if (run.offload != nullptr) {
@@ -183,8 +184,9 @@ void Core::Schedule(const Moment& moment, Decision* out) {
         OpenGeneration(run, chosen, moment, out);
         continue;
       }
-      // Who waits for larger workers than there are does not hold up those whom these can hold.
-      if (!NoneCanHold(run)) ahead = run_id;
+      // Who waits for more or larger workers than there are does not hold up those whom these can
+      // hold. Once there are enough it is first.
+      if (!NoneCanHold(run) && !WantsMoreThanThereAre(run, moment)) ahead = run_id;
     } else {
       reason = absl::StrCat("behind ", ahead, " in the queue");
     }
@@ -194,52 +196,6 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       out->reasons.push_back(absl::StrCat(run_id, " is QUEUED: ", reason));
     }
   }
-}
-
-std::vector<Member*> Core::Choose(Run& run, std::string* why_not) {
-  const v1::JobSpec& spec = run.job.spec;
-  const size_t wanted = spec.resources().workers();
-  // A deterministic job runs on processes that compute alike.
-  std::map<std::string, std::vector<Member*>> groups;
-  size_t idle = 0;
-  size_t workers = 0;
-  for (auto& [name, member] : members_.all()) {
-    if (member.lost || member.hello.kind() != v1::MEMBER_KIND_WORKER) continue;
-    ++workers;
-    if (member.session == 0 || member.assignment || member.says_running) continue;
-    ++idle;
-    groups[spec.deterministic() ? member.hello.fingerprint() : ""].push_back(&member);
-  }
-  const std::vector<RankNeed>& needs = Needs(run);
-  std::vector<Member*> best;
-  size_t best_of = 0;
-  std::string shortage;
-  for (auto& [fingerprint, group] : groups) {
-    if (group.size() < wanted || group.size() <= best_of) continue;
-    // Without a plan nothing is known of what it takes.
-    std::vector<Member*> chosen =
-        needs.size() == wanted ? WithRoom(needs, group, &shortage) : group;
-    if (chosen.empty()) continue;
-    best = std::move(chosen);
-    best_of = group.size();
-  }
-  if (!best.empty()) {
-    best.resize(wanted);
-    return best;
-  }
-  *why_not = absl::StrCat("needs ", wanted, wanted == 1 ? " worker, " : " workers, ", idle,
-                          " idle of ", workers);
-  if (!shortage.empty()) {
-    absl::StrAppend(why_not, ", whose memory does not hold it: ", shortage);
-  } else if (spec.deterministic() && idle >= wanted) {
-    std::vector<std::string> kinds;
-    for (const auto& [fingerprint, group] : groups) {
-      kinds.push_back(absl::StrCat(group.size(), " of ", Quoted(fingerprint)));
-    }
-    absl::StrAppend(why_not, ", but a deterministic job needs them with one numeric fingerprint: ",
-                    AtMostThree(kinds));
-  }
-  return {};
 }
 
 void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
@@ -263,8 +219,14 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
     state.last_advance = moment.now;
     names.push_back(member.hello.name());
   }
+  if (run.World() == run.job.spec.resources().workers()) run.short_since.reset();
+  if (!run.job.plan.empty() && run.job.plan.size() != members.size()) {
+    run.job.plan.clear();
+    for (const RankNeed& need : Needs(run, run.World())) run.job.plan.push_back(need.plan);
+  }
   run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
   out->actions.push_back(Measure{MetricKind::kGeneration, run.job.spec.name(), 1});
+  run.opened = moment.now;
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
   // A run that recovers is RECOVERING until it runs again.
@@ -274,7 +236,11 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
       absl::StrCat("generation ", run.job.generation, " on ",
                    names.size() <= 8 ? absl::StrJoin(names, ", ")
                                      : absl::StrCat(names.size(), " workers, ", names.front(),
-                                                    " to ", names.back())),
+                                                    " to ", names.back()),
+                   run.World() < run.job.spec.resources().workers()
+                       ? absl::StrCat("; ", run.World(), " of ", run.job.spec.resources().workers(),
+                                      " workers, as resources.min_workers allows")
+                       : ""),
       moment, out);
   for (const RankState& rank : run.ranks) out->records.push_back(rank.record);
   if (run.offload != nullptr) {

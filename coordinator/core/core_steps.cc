@@ -208,6 +208,14 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
             absl::StrCat("after step ", step,
                          ": a shard store has room for the replicas that chunks lack"),
             moment, out, Cause::kPlanned);
+    return;
+  }
+  if (CanGrow(run, moment)) {
+    run.short_since = moment.now - options_.replacement_grace;  // who is idle is there
+    Recover(run,
+            absl::StrCat("after step ", step, ": a worker is idle, and the job has ", run.World(),
+                         " of ", run.job.spec.resources().workers()),
+            moment, out, Cause::kPlanned);
   }
 }
 
@@ -382,7 +390,7 @@ void Core::MaybeFinish(Run& run, const Moment& moment, Decision* out) {
   }
   if (ReplicasDiffer(run, moment, out)) return;
   run.job.weights_digest = digest.Hex();
-  const uint32_t world = run.job.spec.resources().workers();
+  const uint32_t world = run.World() == 0 ? run.job.spec.resources().workers() : run.World();
   EndJob(run, v1::JOB_STATE_COMPLETED,
          absl::StrCat(committed, " steps done on ", world, world == 1 ? " rank" : " ranks"), moment,
          out);

@@ -52,7 +52,10 @@ struct Run {
   std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
   bool save_advanced = false;                      // which moved that deadline
   bool nonfinite = false;
-  std::vector<RankNeed> needs;  // of memory, by rank; from Core::Needs
+  // Of memory, by number of ranks and rank; from Core::Needs.
+  std::map<uint32_t, std::vector<RankNeed>> needs;
+  absl::Duration opened;                      // its generation
+  std::optional<absl::Duration> short_since;  // there are too few workers for all of its ranks
 
   std::optional<absl::Duration> first_sign;  // of what it recovers from
   int recoveries = 0;                        // in a row that led no further
