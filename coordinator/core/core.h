@@ -219,9 +219,13 @@ class Core {
   // core_going_back.cc: jobs whose state is on their ranks, some of which are lost
   // Such a loss is no end of it: it has a folder of checkpoints, and nobody wants it to end.
   static bool GoesBack(const Run& run);
+  // Its start failed for what a process does that was given up and lives on: it still holds the
+  // folder, or has completed a newer checkpoint and deleted the one that was found.
+  static bool FolderIsNotLeftYet(const Run& run);
   // Ends the generation, or where that led nowhere too often the job.
   void GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void Look(Run& run, const Moment& moment, Decision* out);
+  void LookAgain(Run& run, const Moment& moment, Decision* out);
   void GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
                 Decision* out);
   static void CutHistory(Run& run, Decision* out);
@@ -365,7 +369,7 @@ class Core {
   uint64_t next_evidence_ = 1;
   bool schedule_again_ = false;
   std::optional<absl::Duration> schedule_by_;
-  absl::Duration members_back_;  // after a start: by then those that live have said Hello
+  absl::Duration members_back_;    // after a start: by then those that live have said Hello
   std::set<std::string> touched_;  // runs whose stores are to be told something
   std::map<std::pair<std::string, std::string>, Leftover> leftovers_;  // by member and run id
   std::vector<std::string> forgotten_;  // to be erased when nobody holds them any more

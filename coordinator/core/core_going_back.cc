@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/plan/offload.h"
 #include "coordinator/core/core.h"
@@ -12,6 +13,21 @@ namespace zeroshard::coordinator {
 
 bool Core::GoesBack(const Run& run) {
   return run.offload == nullptr && !run.job.saving && !run.job.spec.checkpoint().dir().empty();
+}
+
+bool Core::FolderIsNotLeftYet(const Run& run) {
+  if (!Starting(run) || run.job.generation == 1) return false;
+  const std::string holder = absl::StrCat("(run ", run.job.run_id, ", ");  // as the lock names it
+  return std::any_of(run.ranks.begin(), run.ranks.end(), [&](const RankState& rank) {
+    const v1::ReportEndRequest& end = rank.record.end;
+    if (!rank.record.ended || end.completed()) return false;
+    if (end.error_code() == "FAILED_PRECONDITION") {
+      return absl::StrContains(end.message(), holder) &&
+             absl::StrContains(end.message(), "writes there");
+    }
+    return end.error_code() == "NOT_FOUND" && !run.job.resume.checkpoint().empty() &&
+           absl::StrContains(end.message(), run.job.resume.checkpoint());
+  });
 }
 
 void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
@@ -24,6 +40,7 @@ void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Dec
   }
   if (!run.first_sign) run.first_sign = moment.now;
   const std::string why = reason;  // it may be the job's own
+  if (FolderIsNotLeftYet(run)) run.look_again = moment.now + options_.member_timeout;
   CloseGeneration(run, why, /*forget_ranks=*/true, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
@@ -45,6 +62,12 @@ void Core::Look(Run& run, const Moment& moment, Decision* out) {
                                     Trained(run) ? 0 : run.job.submitted_unix_ms});
 }
 
+void Core::LookAgain(Run& run, const Moment& moment, Decision* out) {
+  if (run.going_back == Run::GoingBack::kLooking) return Look(run, moment, out);
+  run.look_again.reset();  // only now it may look for the first time
+  schedule_again_ = true;
+}
+
 void Core::On(const NewestFound& event, const Moment& moment, Decision* out) {
   const auto entry = runs_.find(event.run_id);
   if (entry == runs_.end()) return;
@@ -61,10 +84,11 @@ void Core::On(const NewestFound& event, const Moment& moment, Decision* out) {
       absl::StrCat("its newest checkpoint in ", run.job.spec.checkpoint().dir(),
                    " cannot be looked for: ", event.checkpoint.status().message());
   if (moment.now >= *run.look_deadline) {
-    EndSaved(run,
-             absl::StrCat(run.job.reason, "; ", trouble, " (for longer than timeouts.start_seconds, ",
-                          Age(StartTimeout(run.job.spec)), ")"),
-             moment, out);
+    EndSaved(
+        run,
+        absl::StrCat(run.job.reason, "; ", trouble, " (for longer than timeouts.start_seconds, ",
+                     Age(StartTimeout(run.job.spec)), ")"),
+        moment, out);
     return;
   }
   run.look_again = moment.now + options_.heartbeat_interval;
@@ -139,6 +163,11 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
     if (const Member* member = StillHas(run, /*rank_zero=*/true)) {
       *why = absl::StrCat("waits for rank 0 (", member->hello.name(), " on ", member->hello.host(),
                           ") to stop");
+      return false;
+    }
+    if (run.look_again) {
+      WakeBy(*run.look_again);
+      *why = "waits for a process that was given up to leave its folder of checkpoints";
       return false;
     }
     Look(run, moment, out);

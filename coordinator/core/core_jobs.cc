@@ -151,13 +151,12 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       }
       continue;
     }
-    const bool needs_ranks =
-        run.offload == nullptr ||
-        (!run.job.saving &&
-         (run.job.committed_step != run.job.spec.steps() || MissesEvaluation(run)));
+    const bool needs_ranks = run.offload == nullptr ||
+                             (!run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
+                                                  MissesEvaluation(run)));
     // Stores that were there come back soon or not at all.
-    const bool gives_way = (run.offload != nullptr && run.offload->gave_way) ||
-                           WantsMoreThanThereAre(run, moment);
+    const bool gives_way =
+        (run.offload != nullptr && run.offload->gave_way) || WantsMoreThanThereAre(run, moment);
     if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
     reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;

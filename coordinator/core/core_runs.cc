@@ -211,9 +211,9 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     committed = record.step();
     action.records.push_back(record);
     // The first after a loss: what tells of later losses than the checkpoint's was cut with them.
-    action.records.back().set_steps_lost(
-        committed == run->job.first_step ? run->job.steps_lost - run->job.checkpoint_steps_lost
-                                         : 0);
+    action.records.back().set_steps_lost(committed == run->job.first_step
+                                             ? run->job.steps_lost - run->job.checkpoint_steps_lost
+                                             : 0);
     if (record.skipped()) {
       out->actions.push_back(Measure{MetricKind::kNonFinite, run->job.spec.name(), 1});
     }
@@ -454,7 +454,7 @@ void Core::MaybeConclude(Run& run, const Moment& moment, Decision* out) {
     Recover(run, reason, moment, out);
     return;
   }
-  if (!blame.own_error && GoesBack(run)) {
+  if (GoesBack(run) && (!blame.own_error || FolderIsNotLeftYet(run))) {
     GoBack(run, reason, moment, out);
     return;
   }

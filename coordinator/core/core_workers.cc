@@ -1,5 +1,5 @@
-// Which workers a job gets, how many where there are too few for all of its ranks, and whether those
-// behind it have to wait for that.
+// Which workers a job gets, how many where there are too few for all of its ranks, and whether
+// those behind it have to wait for that.
 #include <algorithm>
 #include <map>
 
@@ -107,8 +107,8 @@ bool Core::WantsMoreThanThereAre(const Run& run, const Moment& moment) {
     return false;
   }
   const v1::ResourceSpec& resources = run.job.spec.resources();
-  const uint32_t least = resources.min_workers() == 0 ? resources.workers()
-                                                      : resources.min_workers();
+  const uint32_t least =
+      resources.min_workers() == 0 ? resources.workers() : resources.min_workers();
   std::map<std::string, size_t> kinds;
   for (const auto& [name, member] : members_.all()) {
     if (member.hello.kind() != v1::MEMBER_KIND_WORKER) continue;

@@ -121,10 +121,10 @@ struct RequestDropped {
 // Time has passed. Sent at the latest when Core::NextDeadline says so.
 struct Tick {};
 
-using Event = std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps,
-                           ReportEnd, ReportExit, Submit, Cancel, CommitStep, SnapshotsOpened,
-                           SnapshotBegun, SnapshotCompleted, NewestFound, HistoryTruncated,
-                           RequestDropped, Tick>;
+using Event =
+    std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps, ReportEnd,
+                 ReportExit, Submit, Cancel, CommitStep, SnapshotsOpened, SnapshotBegun,
+                 SnapshotCompleted, NewestFound, HistoryTruncated, RequestDropped, Tick>;
 
 // --- actions ------------------------------------------------------------------------------------
 
@@ -254,10 +254,10 @@ struct Measure {
   double value = 0;
 };
 
-using Action =
-    std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory, AppendSamples,
-                 AppendLog, TruncateHistory, FindNewest, OpenSnapshots, BeginSnapshot,
-                 CompleteSnapshot, AbandonSnapshot, CloseSnapshots, RunChanged, JobAppears, JobChanges, Measure>;
+using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
+                            AppendSamples, AppendLog, TruncateHistory, FindNewest, OpenSnapshots,
+                            BeginSnapshot, CompleteSnapshot, AbandonSnapshot, CloseSnapshots,
+                            RunChanged, JobAppears, JobChanges, Measure>;
 
 // Records are made durable first, all or none; then the actions are carried out in order.
 struct Decision {

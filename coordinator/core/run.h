@@ -64,8 +64,8 @@ struct Run {
   enum class GoingBack {
     kDone,      // its next generation may be opened
     kStopping,  // until the rank that completes checkpoints has stopped
-    kLooking,  // for the checkpoint that it goes on from
-    kCutting,  // its history after that
+    kLooking,   // for the checkpoint that it goes on from
+    kCutting,   // its history after that
   };
   GoingBack going_back = GoingBack::kDone;
   std::optional<absl::Duration> look_again;     // looking failed; it is tried again then

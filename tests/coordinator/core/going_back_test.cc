@@ -317,6 +317,40 @@ TEST(GoingBack, ARankThatDoesNotStopIsFencedAndHoldsUpNobodyForLonger) {
   EXPECT_EQ(h.member("worker-2").assign->generation(), 2);
 }
 
+// It was stopped by a signal, counts as lost, and keeps the lock of the folder until it wakes.
+TEST(GoingBack, AProcessThatStillHoldsTheFolderIsWaitedFor) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  Replace(h);
+  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+  for (const std::string& name : kBoth) {
+    h.End(name, "FAILED_PRECONDITION",
+          "checkpoint.dir /ckpt: job a (run a-1, process 7 on host host-a) writes there; wait", 0);
+  }
+  LetGo(h, kBoth);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
+  EXPECT_THAT(h.Status("a").reason(), HasSubstr("waits for a process that was given up"));
+  EXPECT_EQ(h.Status("a").generation(), 2);
+  h.disk().clear();
+  h.WriteCheckpoint("a-1", 7);  // it woke
+  h.AdvanceBeating(absl::Seconds(11), kBoth);
+  EXPECT_EQ(h.Status("a").generation(), 3);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 8);
+}
+
+TEST(GoingBack, AnotherJobsFolderIsNotWaitedFor) {
+  Harness h;
+  Start(h, 8);
+  Replace(h);
+  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+  for (const std::string& name : kBoth) {
+    h.End(name, "FAILED_PRECONDITION",
+          "checkpoint.dir /ckpt: job b (run b-1, process 7 on host host-a) writes there; wait", 0);
+  }
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+}
+
 TEST(GoingBack, AFolderThatCannotBeReadIsTriedAgainAndThenGivenUp) {
   Harness h;
   Start(h, 8);
