@@ -83,6 +83,11 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
     rank.set_host(state.record.host);
     *rank.mutable_progress() = state.progress;
     rank.mutable_progress()->clear_usage();
+    // Done, it is in none; of a rank that failed the last one is evidence.
+    if (state.record.end.completed() || run.job.state == v1::JOB_STATE_COMPLETED ||
+        run.job.state == v1::JOB_STATE_CANCELLED) {
+      rank.mutable_progress()->clear_phase();
+    }
     // The last word counts: a job may be over before the next heartbeat is due.
     if (state.record.end.has_usage()) {
       *rank.mutable_usage() = state.record.end.usage();

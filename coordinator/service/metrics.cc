@@ -12,9 +12,9 @@ const prometheus::Histogram::BucketBoundaries kRecoveryBuckets = {0.5, 1,  2,   
 const prometheus::Histogram::BucketBoundaries kBarrierBuckets = {0.001, 0.01, 0.1, 0.5, 1,
                                                                  5,     10,   30,  60,  120};
 
-// A decision waits for the gradients that are still on their way.
-const prometheus::Histogram::BucketBoundaries kCommitBuckets = {0.001, 0.002, 0.005, 0.01, 0.02,
-                                                                0.05,  0.1,   0.5,   1,    10};
+// A decision waits for the gradients that are still on their way: of a large job for many seconds.
+const prometheus::Histogram::BucketBoundaries kCommitBuckets = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
 
 template <typename Builder>
 auto& Register(Builder builder, const char* name, const char* help,
