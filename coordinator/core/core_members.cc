@@ -258,6 +258,7 @@ void Core::On(const ReportExit& event, const Moment& moment, Decision* out) {
       if (rank.evidence_order == 0) rank.evidence_order = next_evidence_++;
       BeginFailure(run, absl::StrCat("rank ", rank.record.rank, ": ", how), moment, out);
       MaybeConclude(run, moment, out);
+      break;  // a run that goes on has other ranks now
     }
   }
   Member* member = members_.Find(body.member());
