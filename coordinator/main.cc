@@ -36,6 +36,7 @@ struct Flags {
   std::string port_file;
   double heartbeat_interval = 1.0;
   double member_timeout = 10.0;
+  double replacement_grace = 30.0;
   double connection_age = 3600;
   security::SecurityOptions security;
 };
@@ -77,6 +78,7 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   Engine::Options options;
   options.core.heartbeat_interval = absl::Seconds(flags.heartbeat_interval);
   options.core.member_timeout = absl::Seconds(flags.member_timeout);
+  options.core.replacement_grace = absl::Seconds(flags.replacement_grace);
   options.data_dir = flags.data_dir;
   options.clock = &SystemClock::Get();
   options.registry = (*metrics)->registry().get();
@@ -150,6 +152,11 @@ int main(int argc, char** argv) {
   app.add_option("--member-timeout", flags.member_timeout,
                  "seconds of silence after which a member is lost")
       ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app.add_option("--replacement-grace", flags.replacement_grace,
+                 "seconds that a job waits for resources.workers before it starts or goes on with "
+                 "fewer, at least resources.min_workers")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app.add_option("--max-connection-age", flags.connection_age,
                  "seconds after which a peer connects anew, with the certificates of then")

@@ -30,8 +30,8 @@ v1::JobStatus Core::Brief(const Run& run) const {
       status.mutable_version()->set_epoch(run.offload->epoch());
       status.mutable_version()->set_step(run.job.committed_step);
     }
-    status.set_steps_lost(run.job.steps_lost);
   }
+  status.set_steps_lost(run.job.steps_lost);
   // The newest run of a name has the folder of that name.
   const auto newest = newest_.find(run.job.spec.name());
   const bool is_newest = newest != newest_.end() && newest->second == run.job.run_id;

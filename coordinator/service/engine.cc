@@ -9,9 +9,13 @@
 #include "common/log.h"
 #include "common/random_id.h"
 #include "coordinator/core/text.h"
+#include "coordinator/service/checkpoints.h"
 
 namespace zeroshard::coordinator {
 namespace {
+
+constexpr size_t kMostLooks = 16;  // jobs that recover at a time
+constexpr absl::Duration kLookPatience = absl::Seconds(30);
 
 // Of offloaded jobs.
 std::vector<uint64_t> DecidedSteps(const std::vector<LogRecord>& records) {
@@ -87,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
       .files = options.files == nullptr ? &FileSystem::Real() : options.files,
       .clock = options.clock,
       .post = [raw = engine.get()](Event event) { raw->Post(std::move(event)); }});
+  engine->looks_ = std::make_unique<DiskWork>(kMostLooks);
   engine->writer_ = std::thread([raw = engine.get()] { raw->WriterLoop(); });
   engine->timer_ = std::thread([raw = engine.get()] { raw->TimerLoop(); });
   return engine;
@@ -294,8 +299,11 @@ absl::Status Engine::CarryOut(Action& action) {
   } else if (auto* cut = std::get_if<TruncateHistory>(&action)) {
     absl::Status status =
         Insist([&] { return files_.Truncate(cut->job, cut->run_id, cut->first_step); });
-    if (status.ok()) metrics_->SetCommitted(cut->job, cut->first_step - 1);
-    return status;
+    if (!status.ok()) return status;
+    metrics_->SetCommitted(cut->job, cut->first_step - 1);
+    Post(HistoryTruncated{cut->run_id});
+  } else if (const auto* find = std::get_if<FindNewest>(&action)) {
+    Look(*find);
   } else if (auto* open = std::get_if<OpenSnapshots>(&action)) {
     snapshots_->Do(std::move(*open));
   } else if (auto* begin = std::get_if<BeginSnapshot>(&action)) {
@@ -367,6 +375,24 @@ absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
     }
     pause = std::min(pause * 2, kLastRetry);
   }
+}
+
+void Engine::Look(const FindNewest& request) {
+  auto found = std::make_shared<std::optional<Checkpoint>>();
+  looks_->Run(
+      absl::StrCat("looking for checkpoints in ", request.dir), kLookPatience,
+      [request, found] {
+        absl::StatusOr<std::optional<Checkpoint>> newest = FindNewestOf(request);
+        if (newest.ok()) *found = *std::move(newest);
+        return newest.status();
+      },
+      [this, run_id = request.run_id, found](const absl::Status& status) {
+        if (status.ok()) {
+          Post(NewestFound{run_id, std::move(*found)});
+        } else {
+          Post(NewestFound{run_id, status});
+        }
+      });
 }
 
 void Engine::NotifyWatchers(const std::string& run_id) {
@@ -508,6 +534,7 @@ void Engine::Stop() {
   if (writer_.joinable()) writer_.join();
   if (timer_.joinable()) timer_.join();
   snapshots_.reset();
+  looks_.reset();
 }
 
 }  // namespace zeroshard::coordinator

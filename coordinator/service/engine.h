@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "coordinator/core/core.h"
+#include "coordinator/service/disk_work.h"
 #include "coordinator/service/job_files.h"
 #include "coordinator/service/metrics.h"
 #include "coordinator/service/snapshot_writer.h"
@@ -135,6 +136,7 @@ class Engine {
   void CountCluster();
   absl::Status CarryOut(Action& action);
   absl::Status Insist(const std::function<absl::Status()>& write);
+  void Look(const FindNewest& request);
   void NotifyWatchers(const std::string& run_id);
   bool Full() const { return work_.size() >= options_.max_waiting; }  // with mutex_ held
   absl::Status TooMuchWaits() const;
@@ -166,7 +168,8 @@ class Engine {
 
   std::thread writer_;
   std::thread timer_;
-  std::unique_ptr<SnapshotWriter> snapshots_;  // the writer thread's; last: it posts events
+  std::unique_ptr<DiskWork> looks_;            // likewise
+  std::unique_ptr<SnapshotWriter> snapshots_;  // the writer thread's; last, as both post events
 };
 
 }  // namespace zeroshard::coordinator

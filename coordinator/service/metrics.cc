@@ -129,12 +129,19 @@ void Metrics::Apply(const JobChanges& changes, absl::Duration now) {
     return;
   }
   series.workers->Set(changes.ranks);
-  if (std::exchange(series.state, changes.state) == changes.state) return;
   // A queue may be long, and its plans are of no ranks yet.
-  if (changes.state != v1::JOB_STATE_QUEUED) {
-    plans_->Show(changes.job, series.spec);
-    series.spec.Clear();
+  const v1::ResourceSpec& resources = series.spec.resources();
+  const uint32_t ranks = changes.ranks != 0          ? changes.ranks
+                         : series.planned_ranks != 0 ? series.planned_ranks
+                                                     : resources.workers();
+  if (changes.state != v1::JOB_STATE_QUEUED && ranks != series.planned_ranks) {
+    plans_->Show(changes.job, series.spec, ranks);
+    series.planned_ranks = ranks;
+    const bool keeps_its_size =
+        resources.min_workers() == 0 || resources.min_workers() == resources.workers();
+    if (keeps_its_size) series.spec.Clear();
   }
+  if (std::exchange(series.state, changes.state) == changes.state) return;
   CountStates();
 }
 

@@ -48,7 +48,8 @@ class Metrics {
 
  private:
   struct Series {
-    v1::JobSpec spec;  // until it is placed
+    v1::JobSpec spec;  // until it is placed; of one that may go on with fewer workers to its end
+    uint32_t planned_ranks = 0;  // of the plans that are shown
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     prometheus::Gauge* steps = nullptr;
     prometheus::Gauge* workers = nullptr;

@@ -118,6 +118,14 @@ v1::JobSpec Scenario::Spec(const std::string& name) {
     spec.mutable_eval()->add_data("/validation");
     spec.mutable_eval()->set_interval_steps(1 + evaluates_.Upto(5));
   }
+  if (options_.on_ranks) {
+    spec.mutable_zero_optimization()->clear_offload_optimizer();
+    spec.clear_store();
+    spec.clear_eval();
+    spec.mutable_checkpoint()->set_dir("/ckpt/" + name);
+    spec.mutable_checkpoint()->set_interval_steps(1 + spec.seed() % 4);
+    spec.mutable_checkpoint()->set_keep_last(static_cast<uint32_t>(1 + spec.seed() % 2));
+  }
   const absl::Status status = NormaliseJobSpec(&spec);
   if (!status.ok()) world().Violate("setting", status.ToString());
   return spec;
@@ -340,6 +348,8 @@ Outcome Scenario::Run() {
   outcome.made_up = cluster_.invariants().made_up();
   outcome.left_out = cluster_.invariants().left_out();
   outcome.broken = broken_;
+  outcome.went_back = cluster_.invariants().went_back();
+  outcome.unreported = cluster_.invariants().unreported();
   outcome.refused = cluster_.invariants().refused();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));
