@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
 #include "coordinator/core/text.h"
 #include "tests/simulator/cluster.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr absl::Duration kQuietLimit = absl::Hours(2);  // after the last fault
 constexpr uint64_t kMaxSteps = 20000000;
+const std::vector<v1::ShardPlan> kNoPlan;  // nothing is known of what its ranks take
 
 class Scenario {
  public:
@@ -142,7 +144,9 @@ void Scenario::Submit(const v1::JobSpec& spec) {
           known |= run.job.spec.name() == spec.name();
         }
         if (known) return;
-        self->cluster_.coordinator().Handle(coordinator::Submit{id, spec, {}, {}});
+        const auto plan = PlanShards(spec);
+        self->cluster_.coordinator().Handle(
+            coordinator::Submit{id, spec, self->options_.on_ranks ? *plan : kNoPlan, {}});
       }
       world.After(absl::Seconds(2), [self, spec, id] { Try(self, spec, id + 1); });
     }

@@ -97,7 +97,7 @@ TEST(Simulator, JobsWithTheirStateOnTheirRanksGoOnFromTheirCheckpoints) {
   }
   options.faults = true;
   uint64_t recoveries = 0, went_back = 0, boots = 0, given_up = 0, unreported = 0;
-  for (uint64_t seed = 9001; seed <= 9300; ++seed) {
+  for (uint64_t seed = 9001; seed <= 9600; ++seed) {
     const Outcome outcome = Simulate(seed, options);
     ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
     recoveries += outcome.recoveries;
