@@ -296,16 +296,14 @@ TEST_F(WorkerAgentTest, AnotherAssignmentEndsTheRunThatIsHereWithoutAWord) {
 }
 
 TEST_F(WorkerAgentTest, AnAssignmentSaidTwiceIsOneRun) {
-  training_.on_step = [this](uint64_t step) {
-    if (step == 2) {
-      v1::CoordinatorMessage message;
-      *message.mutable_assign() = Job("a-1");
-      cluster_.Send(message);
-    }
-    return absl::OkStatus();
-  };
-  Assign(Job("a-1"));
-  EXPECT_TRUE(AwaitEnd().completed());
+  v1::Assign job = SavingJob("a-1");
+  TrainSlowly(&job);
+  Assign(job);
+  ASSERT_TRUE(cluster_.Await([](const auto& state) { return !state.steps.empty(); }));
+  Assign(job);
+  // What ends the run comes after it.
+  StopRun("a-1", "enough", /*save=*/true);
+  EXPECT_THAT(AwaitEnd().message(), HasSubstr("saved step"));
   EXPECT_TRUE(AwaitIdle());
   EXPECT_EQ(training_.trainers, 1);
 }
