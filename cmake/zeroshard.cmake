@@ -40,10 +40,13 @@ function(zeroshard_test name)
     set(ARG_LABELS unit)
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} zeroshard_hang_stacks GTest::gmock GTest::gtest
+    GTest::gtest_main)
   zeroshard_flags(${name})
+  math(EXPR stacks_after "${ARG_TIMEOUT} - 10")
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+      ENVIRONMENT "ZEROSHARD_STACKS_AFTER=${stacks_after}")
 endfunction()
 
 function(zeroshard_flags name)

@@ -21,8 +21,7 @@ cmake --build "$build" --parallel "$(build_jobs)"
 summaries="$build/tests/faults/summaries"
 rm -rf "$summaries"
 status=0
-ctest --test-dir "$build" --parallel "$(nproc)" --output-on-failure --no-tests=error "$@" ||
-  status=$?
+run_tests "$build" "$@" || status=$?
 for summary in "$summaries"/*.txt; do
   if [[ -f $summary ]]; then cat "$summary"; fi
 done

@@ -51,7 +51,8 @@ Stages, in order; each runs whatever became of the ones before:
   device              the CUDA runtime, memory and streams
   products-attention  matrix products and attention against the CPU's
   ops                 every other operation against the CPU's, bit by bit where that is promised
-  collectives         NCCL with one rank; two ranks that share the GPU, through Gloo
+  collectives         NCCL's own calls and our collectives with one rank; two ranks that share the
+                      GPU, through Gloo
   models              gradients and logits against PyTorch's and transformers' (tests/reference)
   training            20-step curves against the CPU's at ZeRO stages 0 to 3 with one and two ranks,
                       the same bits where that is promised, offload, save and resume

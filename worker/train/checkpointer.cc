@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "worker/device/cpu_memory.h"
 #include "worker/train/agreement.h"
 
 namespace zeroshard {
@@ -135,7 +136,13 @@ absl::Status Checkpointer::Allocate() {
   }
   for (int kind = 0; kind < kStateKinds; ++kind) {
     const size_t bytes = static_cast<size_t>(kind == 0 ? all : trained) * sizeof(float);
-    ZS_ASSIGN_OR_RETURN(memory_[kind], options_.device->AllocateHost(bytes));
+    absl::StatusOr<Buffer> memory = options_.device->AllocateHost(bytes);
+    if (absl::IsResourceExhausted(memory.status())) {
+      // Other memory of the host holds it too, and copies to it are slower.
+      LogInfo("checkpoints are copied slower: ", memory.status().message());
+      memory = cpu::AllocateUncounted(bytes);
+    }
+    ZS_ASSIGN_OR_RETURN(memory_[kind], std::move(memory));
     // The pages are there before the first copy needs them.
     std::memset(memory_[kind].data(), 0, bytes);
   }

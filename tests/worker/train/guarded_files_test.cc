@@ -1,4 +1,5 @@
 // What a job on a device that the host cannot reach measures, says and saves is the CPU's.
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,44 @@ TEST_P(GuardedFiles, CheckpointsHoldTheCpusStateAndAreGoneOnFrom) {
     save("resumed", resumed);
     ExpectSameState(ReadState(path("resumed", 4)), ReadState(path("cpu", 4)), "resumed");
   }
+}
+
+// The host gives the device no memory of about that size of the kind that it copies from fastest.
+class UnpinnedDevice : public GuardedDevice {
+ public:
+  UnpinnedDevice(uint64_t seed, size_t without, std::atomic<int>* refused)
+      : GuardedDevice(seed), without_(without), refused_(refused) {}
+  absl::StatusOr<Buffer> AllocateHost(size_t bytes) override {
+    if (bytes < without_ || bytes > without_ + without_ / 8)
+      return GuardedDevice::AllocateHost(bytes);
+    ++*refused_;
+    return absl::ResourceExhaustedError("no pinned memory");
+  }
+
+ private:
+  const size_t without_;
+  std::atomic<int>* const refused_;
+};
+
+TEST_P(GuardedFiles, CheckpointsAreWrittenWhereNoMemoryCanBePinned) {
+  const MemoryDataset data = TinyData();
+  MemoryFolder folder;
+  std::atomic<int> refused = 0;
+  const auto save = [&](const std::string& dir, const RankBackend& backend) {
+    const v1::JobSpec spec = SavingSpec(TinyGpt2(), {1, 2}, 4, folder / dir);
+    const auto results = TrainJob(spec, {.backend = backend}, data);
+    ExpectAllOk(results);
+    return ReadState(folder / dir + "/" + CheckpointName(4));
+  };
+  const State expected = save("cpu", {});
+  size_t parameters = 0;
+  for (const auto& [name, values] : expected.of[0]) parameters += values.size();
+  RankBackend backend = Backend();
+  backend.device = [&](int) {
+    return std::make_unique<UnpinnedDevice>(GetParam(), parameters * sizeof(float), &refused);
+  };
+  ExpectSameState(save("unpinned", backend), expected, "step 4");
+  EXPECT_EQ(refused, 3) << "master weights and two moments";
 }
 
 TEST_P(GuardedFiles, TensorsAreSetAndReadThroughTheDevice) {

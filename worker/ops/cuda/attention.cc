@@ -25,6 +25,21 @@ absl::Status CheckHeadDim(int64_t head_dim) {
                    attention::kMostPlainDim, "; use more heads or a smaller hidden size"));
 }
 
+// Not every GPU has a block's shared memory for the widest heads.
+absl::Status CheckShared(int head_dim) {
+  int device = 0, most = 0;
+  ZS_RETURN_IF_ERROR(StatusOf(cudaGetDevice(&device), "cudaGetDevice"));
+  ZS_RETURN_IF_ERROR(
+      StatusOf(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "cudaDeviceGetAttribute"));
+  const int wanted = attention::PlainKeyGradientShared(head_dim);
+  if (wanted <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("attention backward with heads of ", head_dim, " elements takes ", wanted,
+                   " bytes of shared memory a block, this GPU has ", most,
+                   "; use more heads or a smaller hidden size"));
+}
+
 absl::Status CheckBlocks(int64_t most, const char* what) {
   if (most <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -77,6 +92,7 @@ absl::Status AttentionBackward(cudaStream_t stream, const AttentionArgs& args, c
   p.d_v = d_v;
   const bool drops = attention::Drops(args.dropout);
   const Path path = attention::ChoosePath(args, {args.q, args.k, args.v, d_out, d_q, d_k, d_v});
+  if (path == Path::kPlain) ZS_RETURN_IF_ERROR(CheckShared(p.head_dim));
   ZS_RETURN_IF_ERROR(
       StatusOf(attention::LaunchDelta(stream, p, args.dtype), "attention backward, row sums"));
   if (path == Path::kPlain) {

@@ -11,7 +11,8 @@ namespace zeroshard::cuda::attention {
 constexpr int kPlainRows = 16;
 constexpr int kPlainColumns = kLanes;
 constexpr int kRowsOfWarp = kPlainRows / kWarps;
-// More does not fit into the shared memory of every GPU that is supported.
+// Backward then takes 135,680 bytes of shared memory a block: compute capability 8.0 and 9.0 have
+// it, 8.6 and 8.9 (101,376) go to heads of 189.
 constexpr int kMostPlainDim = 256;
 
 // Rows of a tile lie an odd number of floats apart: lanes that read a column each meet no bank

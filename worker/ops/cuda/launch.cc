@@ -4,10 +4,11 @@
 
 namespace zeroshard::cuda {
 
-absl::Status StatusOf(cudaError_t error, const char* what) {
+absl::Status StatusOf(cudaError_t error, const char* what, std::source_location where) {
   if (error == cudaSuccess) return absl::OkStatus();
   const std::string text =
-      absl::StrCat(what, ": ", cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
+      absl::StrCat(what, " (", where.file_name(), ":", where.line(), "): ", cudaGetErrorName(error),
+                   " (", cudaGetErrorString(error), ")");
   if (error == cudaErrorMemoryAllocation) {
     return absl::ResourceExhaustedError(
         absl::StrCat(text, "; use a smaller micro-batch or a higher ZeRO stage"));

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <source_location>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/types.h"
@@ -11,12 +13,15 @@
 namespace zeroshard::cuda {
 
 // OK, or the INTERNAL error of a call or of the launch just made (RESOURCE_EXHAUSTED without device
-// memory). An error of work that was enqueued earlier may also show up here; the text says so.
-absl::Status StatusOf(cudaError_t error, const char* what);
+// memory), with the line that asked. An error of work that was enqueued earlier may also show up
+// here; the text says so.
+absl::Status StatusOf(cudaError_t error, const char* what,
+                      std::source_location where = std::source_location::current());
 
 // Of the launch just made by this thread.
-inline absl::Status LaunchStatus(const char* kernel) {
-  return StatusOf(cudaGetLastError(), kernel);
+inline absl::Status LaunchStatus(const char* kernel,
+                                 std::source_location where = std::source_location::current()) {
+  return StatusOf(cudaGetLastError(), kernel, where);
 }
 
 // Names an element type to a generic lambda: `using T = typename decltype(type)::Type`.
