@@ -69,7 +69,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"Stage1Offload", 1, "cpu", false, {"bf16.enabled=true"}},
         Case{"Stage2OffloadNvme", 2, "nvme", false, {"bf16.enabled=true"}},
         Case{"Stage3Offload", 3, "cpu", false, {}},
-        Case{"Stage3OffloadParameters", 3, "cpu", true, {"bf16.enabled=true"}}),
+        Case{"Stage3OffloadParameters", 3, "cpu", true, {"bf16.enabled=true"}},
+        // One round: gradients leave as they are reduced.
+        Case{"Stage2OffloadOneRound", 2, "cpu", false, {"train_batch_size=4"}},
+        Case{"Stage3OffloadOneRound", 3, "cpu", true, {"bf16.enabled=true", "train_batch_size=4"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(OffloadTest, StatusShowsPlanAndMeasurementSideBySide) {
