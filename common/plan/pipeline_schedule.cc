@@ -10,104 +10,9 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kMostScheduled = int64_t{1} << 20;
-constexpr int64_t kForwardTime = 1, kBackwardTime = 2;
-
-struct Compute {
-  bool backward = false;
-  int virtual_stage = 0;
-  int64_t micro_batch = 0;
-  int64_t begin = 0;
-  int64_t end() const { return begin + (backward ? kBackwardTime : kForwardTime); }
-};
-
-// The i-th forward (backward) of a rank with v > 1: p micro-batches in its first (last) virtual
-// stage, the same ones in the next, and so on; then the next p micro-batches.
-Compute Interleaved(const PipelineShape& s, int rank, bool backward, int64_t i) {
-  const int64_t round = i / s.VirtualStages();
-  const int64_t in_round = i % s.VirtualStages();
-  const int turn = static_cast<int>(in_round / s.stages);
-  const int run = backward ? s.virtual_stages - 1 - turn : turn;
-  return {.backward = backward,
-          .virtual_stage = rank + s.stages * run,
-          .micro_batch = round * s.stages + in_round % s.stages};
-}
-
-Compute Nth(const PipelineShape& s, int rank, bool backward, int64_t i) {
-  if (s.virtual_stages > 1) return Interleaved(s, rank, backward, i);
-  return {.backward = backward, .virtual_stage = rank, .micro_batch = i};
-}
-
-// A rank's computes: some forwards to fill the pipeline, then one forward and one backward in turn,
-// then the backwards that are left.
-std::vector<Compute> ComputesOf(const PipelineShape& s, int rank) {
-  const bool interleaved = s.virtual_stages > 1;
-  const int64_t p = s.stages, v = s.virtual_stages;
-  const int64_t rounded = interleaved ? (s.micro_batches + p - 1) / p * p : s.micro_batches;
-  const int64_t fill = interleaved ? 2 * (p - rank - 1) + (v - 1) * p : p - rank - 1;
-  const int64_t count = rounded * v;
-  const int64_t ahead = std::min(fill, count);
-  std::vector<Compute> computes;
-  const auto add = [&](bool backward, int64_t i) {
-    const Compute compute = Nth(s, rank, backward, i);
-    if (compute.micro_batch < s.micro_batches) computes.push_back(compute);
-  };
-  for (int64_t i = 0; i < ahead; ++i) add(false, i);
-  for (int64_t i = 0; i < count; ++i) {
-    if (ahead + i < count) add(false, ahead + i);
-    add(true, i);
-  }
-  return computes;
-}
-
-// Puts computes to the times at which they begin when transfers take none.
-class Clock {
- public:
-  explicit Clock(const PipelineShape& shape)
-      : shape_(shape),
-        ends_(static_cast<size_t>(2 * shape.VirtualStages() * shape.micro_batches), kUnknown) {}
-
-  std::vector<std::vector<Compute>> Run() {
-    std::vector<std::vector<Compute>> ranks;
-    for (int rank = 0; rank < shape_.stages; ++rank) ranks.push_back(ComputesOf(shape_, rank));
-    std::vector<size_t> next(ranks.size(), 0);
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (size_t rank = 0; rank < ranks.size(); ++rank) {
-        std::vector<Compute>& computes = ranks[rank];
-        for (size_t& i = next[rank]; i < computes.size(); ++i) {
-          const int64_t before = i == 0 ? 0 : computes[i - 1].end();
-          const int64_t ready = ReadyAt(computes[i]);
-          if (ready == kUnknown) break;
-          computes[i].begin = std::max(before, ready);
-          EndOf(computes[i].backward, computes[i].virtual_stage, computes[i].micro_batch) =
-              computes[i].end();
-          moved = true;
-        }
-      }
-    }
-    return ranks;
-  }
-
- private:
-  static constexpr int64_t kUnknown = -1;
-
-  int64_t& EndOf(bool backward, int virtual_stage, int64_t micro_batch) {
-    const int64_t row = (backward ? shape_.VirtualStages() : 0) + virtual_stage;
-    return ends_[static_cast<size_t>(row * shape_.micro_batches + micro_batch)];
-  }
-
-  int64_t ReadyAt(const Compute& c) {
-    if (!c.backward)
-      return c.virtual_stage == 0 ? 0 : EndOf(false, c.virtual_stage - 1, c.micro_batch);
-    // Its own forward is done where the next stage's is, and on the last stage was before it.
-    if (c.virtual_stage + 1 == shape_.VirtualStages())
-      return EndOf(false, c.virtual_stage, c.micro_batch);
-    return EndOf(true, c.virtual_stage + 1, c.micro_batch);
-  }
-
-  const PipelineShape& shape_;
-  std::vector<int64_t> ends_;  // of each forward, then of each backward
-};
+constexpr StageTime kTime = {.forward = 1, .backward = 2};
+// Sums of whole numbers are whole.
+int64_t At(double time) { return static_cast<int64_t>(time); }
 
 // The computes and groups of each rank by time: groups of a time before the computes that begin
 // then, behind those that began before.
@@ -116,7 +21,8 @@ class Lists {
   explicit Lists(const PipelineShape& shape) : shape_(shape) {}
 
   std::vector<RankSchedule> Make() {
-    const std::vector<std::vector<Compute>> ranks = Clock(shape_).Run();
+    const std::vector<std::vector<Compute>> ranks = RunOrder(
+        shape_, std::vector<StageTime>(static_cast<size_t>(shape_.VirtualStages()), kTime));
     groups_.resize(ranks.size());
     for (const std::vector<Compute>& computes : ranks) {
       for (const Compute& compute : computes) Send(compute);
@@ -137,10 +43,10 @@ class Lists {
                       .peer = to_rank,
                       .virtual_stage = c.virtual_stage,
                       .micro_batch = c.micro_batch};
-    groups_[static_cast<size_t>(from_rank)][c.end()].push_back(transfer);
+    groups_[static_cast<size_t>(from_rank)][At(c.end)].push_back(transfer);
     transfer.send = false;
     transfer.peer = from_rank;
-    groups_[static_cast<size_t>(to_rank)][c.end()].push_back(transfer);
+    groups_[static_cast<size_t>(to_rank)][At(c.end)].push_back(transfer);
   }
 
   RankSchedule Merge(int rank, const std::vector<Compute>& computes) {
@@ -154,11 +60,11 @@ class Lists {
                                     .transfers = std::move(group->second)});
     };
     for (const Compute& c : computes) {
-      enqueue(groups.upper_bound(c.begin));
+      enqueue(groups.upper_bound(At(c.begin)));
       schedule.actions.push_back({.kind = c.backward ? ActionKind::kBackward : ActionKind::kForward,
                                   .virtual_stage = c.virtual_stage,
                                   .micro_batch = c.micro_batch,
-                                  .time = c.begin,
+                                  .time = At(c.begin),
                                   .transfers = {}});
     }
     enqueue(groups.end());
@@ -170,7 +76,7 @@ class Lists {
 };
 
 int64_t EndOf(const Action& compute) {
-  return compute.time + (compute.kind == ActionKind::kBackward ? kBackwardTime : kForwardTime);
+  return compute.time + At(compute.kind == ActionKind::kBackward ? kTime.backward : kTime.forward);
 }
 
 // The most alive of the virtual stages that `counts` says; an activation dies before the next
@@ -226,6 +132,12 @@ int64_t MostAlive(const RankSchedule& schedule) {
 
 int64_t MostAlive(const RankSchedule& schedule, int virtual_stage) {
   return Alive(schedule, [&](int k) { return k == virtual_stage; });
+}
+
+int64_t AliveBound(const PipelineShape& shape, int rank) {
+  const int64_t p = shape.stages, v = shape.virtual_stages;
+  const int64_t fill = v == 1 ? p - rank - 1 : 2 * (p - rank - 1) + (v - 1) * p;
+  return std::min(shape.micro_batches * v, fill + 1);
 }
 
 int64_t InputSlots(const RankSchedule& schedule, int virtual_stage) {

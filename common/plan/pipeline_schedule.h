@@ -1,11 +1,9 @@
 // What each stage of a pipeline does in a step, in which order. Pure; thread-safe.
 //
 // Virtual stages 0 to p * v - 1 are runs of units in the model's order (pipeline_stages.h); virtual
-// stage k is on rank k mod p of its pipeline line. With v = 1 the order is 1F1B (Narayanan et al.
-// 2021, section 2.2.1), with v > 1 interleaved 1F1B (section 2.2.2). Where p does not divide the m
-// micro-batches, the interleaved order is that of the next multiple without the micro-batches that
-// do not exist: leaving some out of an order that works leaves one that works. 1F1B needs no such
-// rule. Any m >= 1 is right, also fewer than p; what that costs, Bubble says.
+// stage k is on rank k mod p of its pipeline line. The computes are in the order of
+// pipeline_order.h; here transfers come to them. Any m >= 1 is right, also fewer than p; what that
+// costs, pipeline_time.h says.
 //
 // How to run a rank's list. There are two streams, one for compute and one for communication, each
 // of which does its actions in the order of the list; enqueue them in that order.
@@ -34,16 +32,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/pipeline_order.h"
 
 namespace zeroshard {
-
-struct PipelineShape {
-  int stages = 1;             // p
-  int virtual_stages = 1;     // v, of each rank
-  int64_t micro_batches = 1;  // m, of one data-parallel rank and step
-  int VirtualStages() const { return stages * virtual_stages; }
-  friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
-};
 
 enum class ActionKind : uint8_t { kForward, kBackward, kTransfers };
 
@@ -84,13 +75,15 @@ struct RankSchedule {
 absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape);
 
 // The most activations alive at once on the rank: forward begun, backward not ended; each of one
-// virtual stage and micro-batch. At most, for rank r,
-//   v = 1: min(m, p - r)
-//   v > 1: min(m v, 2 (p - r - 1) + (v - 1) p + 1)
+// virtual stage and micro-batch.
 int64_t MostAlive(const RankSchedule& schedule);
 // The most of one of the rank's virtual stages. Micro-batch i may keep its activations in place
 // i mod that number.
 int64_t MostAlive(const RankSchedule& schedule, int virtual_stage);
+// What MostAlive never passes, and is where v is 1 or p divides m:
+//   v = 1: min(m, p - rank)
+//   v > 1: min(m v, 2 (p - rank - 1) + (v - 1) p + 1)
+int64_t AliveBound(const PipelineShape& shape, int rank);
 
 // How many inputs (gradients) of a virtual stage are there at once at most, from the group that
 // receives them, or where p = 1 the compute that makes them, to the end of the compute that uses

@@ -39,16 +39,33 @@ int64_t LeastLargest(const std::vector<int64_t>& costs, int64_t total, int runs)
   return low;
 }
 
+// By runs done: the most units that so many runs of at most `largest` can cover from the front.
+std::vector<size_t> Furthest(const std::vector<int64_t>& costs, int64_t largest, int runs) {
+  std::vector<size_t> covered = {0};
+  for (int k = 0; k < runs; ++k) {
+    size_t end = covered.back();
+    for (int64_t sum = 0; end < costs.size() && sum + costs[end] <= largest; ++end)
+      sum += costs[end];
+    covered.push_back(end);
+  }
+  return covered;
+}
+
 // By dynamic programming from the end: least[k][i] is the least sum of squares of units i to n in
-// the runs k to `runs`, each of at most `largest`; next[k][i] the shortest first run that has it.
+// the runs k to `runs`, each of at most `largest`; next[k][i] the end of the shortest first run
+// that has it. Only where run k can begin: what is before and what is behind must fit the other
+// runs.
 std::vector<int> MostEven(const std::vector<int64_t>& costs, int64_t largest, int runs) {
   const size_t n = costs.size();
+  const std::vector<size_t> before = Furthest(costs, largest, runs);
+  const std::vector<size_t> behind = Furthest({costs.rbegin(), costs.rend()}, largest, runs);
   std::vector<Square> later(n + 1, kNever), least(n + 1, kNever);
   std::vector<std::vector<int>> next(static_cast<size_t>(runs), std::vector<int>(n + 1, 0));
   later[n] = 0;
   for (int k = runs - 1; k >= 0; --k) {
-    for (size_t i = 0; i <= n; ++i) {
-      least[i] = kNever;
+    std::fill(least.begin(), least.end(), kNever);
+    const size_t first = n - behind[static_cast<size_t>(runs - k)];
+    for (size_t i = first; i <= before[static_cast<size_t>(k)]; ++i) {
       int64_t sum = 0;
       for (size_t end = i + 1; end <= n; ++end) {
         sum += costs[end - 1];

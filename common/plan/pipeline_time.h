@@ -4,15 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "common/plan/pipeline_schedule.h"
+#include "common/plan/pipeline_order.h"
 
 namespace zeroshard {
-
-// Of one virtual stage and micro-batch, in any one unit.
-struct StageTime {
-  double forward = 1, backward = 2;
-};
 
 struct PipelineTime {
   double total = 0;          // until the last rank is done
@@ -23,16 +17,10 @@ struct PipelineTime {
   double Bubble() const;
 };
 
-// Runs the schedule as pipeline_schedule.h says, with transfers that take no time once both ends
-// have reached them. `times` by virtual stage; `schedules` of all ranks, as MakePipelineSchedule
-// has them.
-PipelineTime TimeOf(const std::vector<RankSchedule>& schedules,
-                    const std::vector<StageTime>& times);
-
-// The same of any number of micro-batches: past 16 p of them the rest is taken to go on at the pace
-// of the last 4 p, as it does where all stages take equally long. INVALID_ARGUMENT as
-// MakePipelineSchedule says of at most 16 p.
-absl::StatusOr<PipelineTime> TimeOf(const PipelineShape& shape,
-                                    const std::vector<StageTime>& times);
+// Of the order of pipeline_order.h with transfers that take no time: what shape and uneven stages
+// cost, without what communication does. `times` by virtual stage; sizes at least 1. Past 4 p
+// micro-batches the rest is taken to go on at the pace of the last p, as it does where the stages
+// take equally long, so that a step of any length is timed at once.
+PipelineTime TimeOf(const PipelineShape& shape, const std::vector<StageTime>& times);
 
 }  // namespace zeroshard

@@ -113,14 +113,12 @@ TEST(PipelineSchedule, ActivationsAliveStayWithinTheBound) {
       EXPECT_EQ(alive, 0);
       EXPECT_EQ(MostAlive(schedule), most);
       const int64_t r = schedule.rank;
-      if (v == 1) {
-        EXPECT_EQ(most, std::min(m, p - r));
-      } else {
-        const int64_t bound = 2 * (p - r - 1) + (v - 1) * p + 1;
-        EXPECT_LE(most, std::min(m * v, bound));
-        if (m % p == 0) {
-          EXPECT_EQ(most, std::min(m * v, bound));
-        }
+      const int64_t bound =
+          v == 1 ? std::min(m, p - r) : std::min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1);
+      EXPECT_EQ(AliveBound(s, schedule.rank), bound);
+      EXPECT_LE(most, bound);
+      if (v == 1 || m % p == 0) {
+        EXPECT_EQ(most, bound);
       }
       int64_t sum = 0;
       for (int k = schedule.rank; k < s.VirtualStages(); k += s.stages)
