@@ -33,7 +33,7 @@ absl::StatusOr<int> List(const CommandContext& context, const std::string& job) 
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
   ZS_ASSIGN_OR_RETURN(const v1::CheckpointsResponse checkpoints, client->Checkpoints(job));
   *context.env->out << (context.options.json()
-                            ? ToJson(checkpoints).dump() + "\n"
+                            ? JsonLine(ToJson(checkpoints)) + "\n"
                             : FormatCheckpoints(checkpoints, SystemClock::Get().Wall()));
   return kExitOk;
 }
@@ -129,13 +129,13 @@ absl::StatusOr<int> Verify(const CommandContext& context, const std::string& dir
       nlohmann::ordered_json json = {
           {"path", path},          {"sound", verified.status.ok()}, {"problem", problem},
           {"step", verified.step}, {"bytes", verified.bytes},       {"seconds", verified.seconds}};
-      console.Print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      console.Print(JsonLine(json));
     } else if (verified.status.ok()) {
-      console.Print(absl::StrCat(path, ": sound, step ", verified.step, ", ",
+      console.Print(absl::StrCat(Shown(path), ": sound, step ", verified.step, ", ",
                                  FormatBytes(verified.bytes), " in ",
                                  absl::StrFormat("%.1f s", verified.seconds)));
     } else {
-      console.Print(absl::StrCat(path, ": NOT SOUND: ", problem));
+      console.Print(absl::StrCat(Shown(path), ": NOT SOUND: ", Shown(problem)));
     }
   }
   if (unsound == 0) return kExitOk;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/command.h"
+#include "client/console.h"
 #include "client/health_command.h"
 #include "common/exit_codes.h"
 #include "common/security/options.h"
@@ -100,7 +101,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
       app.exit(error, *env.out, *env.err);
       return kExitOk;
     }
-    *env.err << "zeroshard: " << DescribeMisuse(app, args, error) << std::endl;
+    PrintError(env.err, DescribeMisuse(app, args, error));
     return kExitUsage;
   }
 
@@ -116,7 +117,7 @@ int RunClient(const std::vector<std::string>& args, const Environment& env) {
         "the output could not be written whole: is the disk full, or the reader gone?");
   }
   if (result.ok()) return *result;
-  *env.err << "zeroshard: " << result.status().message() << std::endl;
+  PrintError(env.err, result.status().message());
   return ExitCodeFor(result.status());
 }
 

@@ -73,8 +73,7 @@ std::optional<int32_t> EndOfText(const v1::DataSpec& data, const std::string& as
   }
   const auto tokenizer = Tokenizer::Load(assets);
   if (tokenizer.ok()) return (*tokenizer)->end_of_text();
-  *notes << "zeroshard: note, eos_token_id stays null: " << tokenizer.status().message()
-         << std::endl;
+  PrintError(notes, absl::StrCat("note, eos_token_id stays null: ", tokenizer.status().message()));
   return std::nullopt;
 }
 
@@ -86,7 +85,7 @@ absl::StatusOr<int> Export(const CommandContext& context, const ExportOptions& o
   ZS_ASSIGN_OR_RETURN(hf.max_shard_bytes, ParseSize(options.max_shard_size));
   ZS_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(options.checkpoint));
   for (const std::string& skipped : found.skipped) {
-    *context.env->err << "zeroshard: note, skipped " << skipped << std::endl;
+    PrintError(context.env->err, absl::StrCat("note, skipped ", skipped));
   }
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                       CheckpointReader::Open(found.path));
@@ -123,7 +122,7 @@ absl::StatusOr<int> Export(const CommandContext& context, const ExportOptions& o
                                          {"parameters", table.ParameterCount()},
                                          {"assets", !hf.assets.empty()},
                                          {"seconds", progress.seconds()}};
-    console.Print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    console.Print(JsonLine(json));
   } else {
     console.Print(absl::StrCat(options.folder, ": step ", step, " of ", found.path, ", ",
                                FormatCount(static_cast<double>(table.ParameterCount())),

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "client/render.h"
 #include "common/exit_codes.h"
 #include "common/health_client.h"
 #include "common/status_macros.h"
@@ -23,7 +24,7 @@ absl::StatusOr<int> Check(const CommandContext& context, const Health& health) {
   if (context.options.json()) {
     const nlohmann::ordered_json json = {
         {"address", health.address}, {"service", health.service}, {"status", status}};
-    *context.env->out << json.dump() << "\n";
+    *context.env->out << JsonLine(json) << "\n";
   } else {
     *context.env->out << status << "\n";
   }

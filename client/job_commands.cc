@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/command.h"
+#include "client/console.h"
 #include "client/job_file.h"
 #include "client/jobs_client.h"
 #include "client/render.h"
@@ -47,18 +48,19 @@ absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& o
                                                  .checkpoint_base = {},
                                                  .resume_from = options.resume.from}));
   for (const std::string& warning : job.warnings) {
-    *context.env->err << "zeroshard: note, " << warning << std::endl;
+    PrintError(context.env->err, absl::StrCat("note, ", warning));
   }
   ZS_ASSIGN_OR_RETURN(v1::SubmitRequest request, MakeRequest(job.spec, options.resume));
   request.set_force(options.force);
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
   ZS_ASSIGN_OR_RETURN(const v1::SubmitResponse response, client->Submit(request));
   if (context.options.json()) {
-    *context.env->out << ToJson(response).dump() << std::endl;
+    *context.env->out << JsonLine(ToJson(response)) << std::endl;
   } else {
     const v1::JobStatus& status = response.status();
-    *context.env->out << response.run_id() << " submitted, " << NameOf(status.state())
-                      << (status.reason().empty() ? "" : ": ") << status.reason() << std::endl;
+    *context.env->out << Shown(response.run_id(), kMostCell) << " submitted, "
+                      << NameOf(status.state()) << (status.reason().empty() ? "" : ": ")
+                      << Shown(status.reason()) << std::endl;
   }
   if (!options.wait) return kExitOk;
   return WatchToEnd(context, client.get(), response.run_id());
@@ -77,12 +79,8 @@ struct CancelOptions {
 absl::StatusOr<int> Cancel(const CommandContext& context, const CancelOptions& options) {
   ZS_ASSIGN_OR_RETURN(const auto client, Connect(context));
   ZS_ASSIGN_OR_RETURN(const v1::JobStatus status, client->Cancel(options.job, options.save));
-  if (context.options.json()) {
-    *context.env->out << ToJson(status).dump() << "\n";
-  } else {
-    *context.env->out << status.run_id() << " " << NameOf(status.state())
-                      << (status.reason().empty() ? "" : ": ") << status.reason() << "\n";
-  }
+  *context.env->out << (context.options.json() ? JsonLine(ToJson(status)) : FormatState(status))
+                    << "\n";
   return kExitOk;
 }
 

@@ -2,16 +2,18 @@
 
 #include <chrono>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
 #include "common/net_address.h"
+#include "common/security/tls_probe.h"
 #include "common/status_macros.h"
 #include "grpcpp/create_channel.h"
 
 namespace zeroshard {
 namespace {
+
+// What finding out why nobody answers may take over and above the call.
+constexpr absl::Duration kProbe = absl::Seconds(2);
 
 std::chrono::system_clock::time_point After(absl::Duration timeout) {
   return std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout);
@@ -62,12 +64,11 @@ void JobsClient::Authorise(grpc::ClientContext* context) const {
 
 absl::Status JobsClient::Explain(const grpc::Status& status) const {
   if (status.ok()) return absl::OkStatus();
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
-      absl::StrContains(absl::AsciiStrToLower(status.error_message()), "handshake")) {
-    return absl::UnavailableError(absl::StrCat(
-        "what answers at ", address_, " and this client do not agree on TLS (",
-        status.error_message(), "): look at --tls-ca, at --tls-cert and --tls-key, and whether ",
-        address_, " is among the names of the coordinator's certificate"));
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    const std::string trouble =
+        TlsTrouble(*security_, address_, security::Role::kCoordinator, kProbe);
+    if (!trouble.empty()) return absl::UnavailableError(trouble);
   }
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:

@@ -19,7 +19,8 @@ namespace zeroshard {
 // Thread-safe. Each call waits at most `timeout` for its answer; a stream ends when it is done, or
 // by keepalive 40 s after the coordinator fell silent.
 //
-// Errors, by status code: UNAVAILABLE (nobody answers at the address), the coordinator's own
+// Errors, by status code: UNAVAILABLE (nobody answers at the address, or not in TLS as this client
+// wants it: which of the options is wrong is in the message), the coordinator's own
 // NOT_FOUND, ALREADY_EXISTS, INVALID_ARGUMENT and FAILED_PRECONDITION, CANCELLED (stopped).
 class JobsClient {
  public:

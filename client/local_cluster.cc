@@ -26,10 +26,9 @@ constexpr int kMostDeathsInARow = 5;
 constexpr absl::Duration kHealthyAfter = absl::Seconds(30);
 constexpr absl::Duration kReportDeadline = absl::Seconds(30);
 
+// 0.25, 0.5, 1, 2 and 4 s: there is no sixth.
 absl::Duration BackoffAfter(int deaths) {
-  constexpr absl::Duration kFirst = absl::Milliseconds(250);
-  constexpr absl::Duration kLongest = absl::Seconds(5);
-  return std::min(kFirst * (1 << std::min(deaths - 1, 10)), kLongest);
+  return absl::Milliseconds(250) * (1 << (std::min(deaths, kMostDeathsInARow) - 1));
 }
 
 }  // namespace

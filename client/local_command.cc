@@ -109,9 +109,9 @@ class LocalRun {
 
 void LocalRun::Notice(const std::string& text) {
   if (context_.options.json()) {
-    *context_.env->err << "zeroshard: " << text << std::endl;
+    PrintError(context_.env->err, text);
   } else {
-    console_.Print(text);
+    console_.Print(Shown(text));
   }
 }
 
@@ -169,7 +169,7 @@ absl::StatusOr<int> LocalRun::Run() {
   ZS_ASSIGN_OR_RETURN(const LoadedJob job, LoadJob());
   const v1::JobSpec& spec = job.spec;
   for (const std::string& warning : job.warnings) {
-    *context_.env->err << "zeroshard: note, " << warning << std::endl;
+    PrintError(context_.env->err, absl::StrCat("note, ", warning));
   }
   ZS_RETURN_IF_ERROR(MakeFolders(options_.workdir));
   workdir_ = fs::canonical(options_.workdir).string();
@@ -198,7 +198,7 @@ absl::StatusOr<int> LocalRun::Run() {
   const absl::StatusOr<int> result = RunCluster(spec, &cluster);
   cluster.Stop(kGrace);
   if (!result.ok() && signalled_ != 0) {
-    *context_.env->err << "zeroshard: " << result.status().message() << std::endl;
+    PrintError(context_.env->err, result.status().message());
     return kExitSignalBase + signalled_;
   }
   return result;
@@ -229,12 +229,9 @@ absl::StatusOr<int> LocalRun::RunCluster(const v1::JobSpec& spec, LocalCluster* 
 // Whoever starts the command again until it succeeds finds it done.
 int LocalRun::Complete(const absl::Status& status) {
   const std::string reason(status.message());
-  console_.Print(context_.options.json()
-                     ? nlohmann::ordered_json{{"result",
-                                               {{"state", NameOf(v1::JOB_STATE_COMPLETED)},
-                                                {"reason", reason}}}}
-                           .dump()
-                     : reason);
+  const nlohmann::ordered_json result = {
+      {"result", {{"state", NameOf(v1::JOB_STATE_COMPLETED)}, {"reason", reason}}}};
+  console_.Print(context_.options.json() ? JsonLine(result) : Shown(reason));
   return kExitOk;
 }
 
@@ -314,7 +311,7 @@ int LocalRun::Summarise(const v1::JobStatus& status, const LocalCluster& cluster
         {"history", history},
         {"logs", cluster.log_folder()},
         {"metrics", metrics}};
-    console_.Print(nlohmann::ordered_json{{"result", result}}.dump());
+    console_.Print(JsonLine(nlohmann::ordered_json{{"result", result}}));
     return code;
   }
   console_.Print(absl::StrCat("history  ", history));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/cli.h"
+#include "common/grpc_log.h"
 
 namespace {
 
@@ -36,5 +37,6 @@ zeroshard::Environment FromProcess() {
 int main(int argc, char** argv) {
   // Output into a closed pipe is an error of the stream, not a reason to leave children behind.
   std::signal(SIGPIPE, SIG_IGN);
+  zeroshard::SilenceGrpcLog();
   return zeroshard::RunClient(std::vector<std::string>(argv + 1, argv + argc), FromProcess());
 }

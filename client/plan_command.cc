@@ -10,6 +10,7 @@
 #include "client/job_file.h"
 #include "client/plan_report.h"
 #include "client/quantity.h"
+#include "client/render.h"
 #include "common/exit_codes.h"
 #include "common/plan/model_shape.h"
 #include "common/plan/nvme_bytes.h"
@@ -114,7 +115,7 @@ absl::Status FromJob(const CommandContext& context, const PlanOptions& o, PlanRe
       const LoadedJob job,
       LoadJobFile(o.file, {.overrides = o.overrides, .checkpoint_base = {}, .resume_from = {}}));
   for (const std::string& warning : job.warnings) {
-    *context.env->err << "zeroshard: note, " << warning << "\n";
+    PrintError(context.env->err, absl::StrCat("note, ", warning));
   }
   const v1::JobSpec& spec = job.spec;
   const int workers = static_cast<int>(spec.resources().workers());
@@ -141,9 +142,9 @@ absl::Status FromJob(const CommandContext& context, const PlanOptions& o, PlanRe
 }
 
 absl::StatusOr<int> Plan(const CommandContext& context, const PlanOptions& options) {
-  if (options.file.empty() == options.parameters.empty()) {
+  if (options.file.empty() && options.parameters.empty()) {
     return absl::InvalidArgumentError(
-        "what is to be planned? Wanted a job file or --parameters 7.5B, and not both");
+        "what is to be planned? Wanted a job file or --parameters 7.5B");
   }
   PlanReport report;
   ZS_ASSIGN_OR_RETURN(report.cluster, ClusterOf(options));
@@ -151,46 +152,48 @@ absl::StatusOr<int> Plan(const CommandContext& context, const PlanOptions& optio
                                           : FromJob(context, options, &report));
   FillReport(options.meshes, &report);
   if (context.options.json()) {
-    *context.env->out << ToJson(report).dump() << "\n";
+    *context.env->out << JsonLine(ToJson(report)) << "\n";
   } else {
     *context.env->out << FormatReport(report);
   }
   return report.smallest || (report.job && report.job->Fits()) ? kExitOk : kExitDoesNotFit;
 }
 
+// What says something of the one kind of model is refused with the other, which would ignore it.
 void AddModelOptions(CLI::App* plan, PlanOptions* o) {
-  plan->add_option("job", o->file,
-                   "Plans this job, byte for byte, and alternatives with its batch; - reads "
-                   "standard input")
-      ->type_name("JOB.yaml");
+  CLI::Option* const job =
+      plan->add_option("job", o->file,
+                       "Plans this job, byte for byte, and alternatives with its batch; - reads "
+                       "standard input")
+          ->type_name("JOB.yaml");
+  CLI::Option* const parameters =
+      plan->add_option("--parameters", o->parameters,
+                       "Instead of a job: a GPT-2 of about so many, 10M to 20T. Heads of 128, "
+                       "hidden a multiple of 128 (from 4096 on of 1024) nearest to 128 x layers")
+          ->type_name("COUNT")
+          ->excludes(job);
   plan->add_option("--set", o->overrides, "Overrides a key of the job: --set resources.workers=16")
       ->type_name("KEY.PATH=VALUE")
-      ->allow_extra_args(false);
-  plan->add_option("--parameters", o->parameters,
-                   "Instead of a job: a GPT-2 of about so many, 10M to 20T. Heads of 128, hidden a "
-                   "multiple of 128 (from 4096 on of 1024) nearest to 128 x layers")
-      ->type_name("COUNT");
-  plan->add_option("--sequence", o->sequence, "Tokens of a sequence, with --parameters")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  plan->add_option("--vocab", o->vocab, "Its vocabulary, with --parameters")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  plan->add_option("--micro-batch", o->micro_batch, "Sequences at once, with --parameters")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  plan->add_option(
-          "--accumulation", o->accumulation,
-          "Micro-batches of a rank and step, with --parameters; a pipeline has at least as "
-          "many as stages")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  plan->add_option("--replicas", o->replicas, "Copies in the shard stores, with --parameters")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
+      ->allow_extra_args(false)
+      ->needs(job);
+  const auto number = [&](const char* name, auto* value, const char* help, int most) {
+    plan->add_option(name, *value, help)
+        ->check(CLI::Range(1, most))
+        ->capture_default_str()
+        ->needs(parameters);
+  };
+  number("--sequence", &o->sequence, "Tokens of a sequence, with --parameters", 1 << 20);
+  number("--vocab", &o->vocab, "Its vocabulary, with --parameters", 1 << 24);
+  number("--micro-batch", &o->micro_batch, "Sequences at once, with --parameters", 1 << 20);
+  number("--accumulation", &o->accumulation,
+         "Micro-batches of a rank and step, with --parameters; a pipeline has at least as many as "
+         "stages",
+         1 << 20);
+  number("--replicas", &o->replicas, "Copies in the shard stores, with --parameters", 16);
   plan->add_option("--type", o->type, "What it computes in, with --parameters")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(parameters);
 }
 
 void AddClusterOptions(CLI::App* plan, PlanOptions* o) {

@@ -16,21 +16,6 @@ bool SameEvent(const v1::JobEvent& a, const v1::JobEvent& b) {
   return a.unix_ms() == b.unix_ms() && a.state() == b.state() && a.reason() == b.reason();
 }
 
-// What a model says may hold anything: nothing that moves the terminal's cursor.
-std::string Printable(const std::string& text) {
-  std::string shown;
-  for (const char c : text) {
-    if (c == '\n') {
-      shown += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      shown += '?';
-    } else {
-      shown += c;
-    }
-  }
-  return shown;
-}
-
 }  // namespace
 
 void ProgressMeter::Add(const v1::StepRecord& record) {
@@ -79,8 +64,7 @@ std::string FormatProgress(const v1::JobStatus& status, const v1::StepRecord& la
 }
 
 void ProgressView::ShowState(const v1::JobStatus& status) {
-  const std::string state = absl::StrCat(status.run_id(), " ", NameOf(status.state()),
-                                         status.reason().empty() ? "" : ": ", status.reason());
+  const std::string state = FormatState(status);
   if (state == shown_state_) return;
   shown_state_ = state;
   console_->Print(state);
@@ -98,8 +82,8 @@ void ProgressView::Update(const v1::WatchUpdate& update) {
   if (last_.step() != 0) ShowSteps(status);
   ShowEvents(status);
   for (const v1::SampleRecord& sample : update.samples()) {
-    console_->Print(
-        absl::StrCat("step ", sample.step(), ": ", Printable(sample.prompt() + sample.text())));
+    console_->Print(absl::StrCat("step ", sample.step(), ": ",
+                                 Shown(sample.prompt() + sample.text(), kMostMessage)));
   }
 }
 
@@ -119,7 +103,7 @@ void ProgressView::ShowEvents(const v1::JobStatus& status) {
     const bool news = any_seen || event.state() == v1::JOB_STATE_QUEUED;
     // A reason that is also the state's has been shown with it.
     if (news && event.state() == events[i - 1].state() && event.reason() != status.reason()) {
-      console_->Print(event.reason());
+      console_->Print(Shown(event.reason()));
     }
   }
   last_event_ = *events.rbegin();
@@ -138,7 +122,8 @@ void ProgressView::ShowSteps(const v1::JobStatus& status) {
 }
 
 void ProgressView::Away(const std::string& reason) {
-  if (!away_) console_->Print(absl::StrCat("the coordinator is away, trying again: ", reason));
+  if (!away_)
+    console_->Print(absl::StrCat("the coordinator is away, trying again: ", Shown(reason)));
   away_ = true;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "client/command.h"
+#include "client/console.h"
 #include "client/jobs_client.h"
 #include "client/render.h"
 #include "common/exit_codes.h"
@@ -14,7 +15,7 @@ namespace {
 
 void Print(const CommandContext& context, const google::protobuf::Message& message,
            const std::string& text) {
-  *context.env->out << (context.options.json() ? ToJson(message).dump() + "\n" : text);
+  *context.env->out << (context.options.json() ? JsonLine(ToJson(message)) + "\n" : text);
 }
 
 absl::StatusOr<int> List(const CommandContext& context) {
@@ -46,13 +47,13 @@ absl::StatusOr<int> Version(const CommandContext& context) {
   if (context.options.json()) {
     nlohmann::ordered_json json = {{"version", kVersion}, {"coordinator", nullptr}};
     if (remote.ok()) json["coordinator"] = ToJson(*remote);
-    *context.env->out << json.dump() << "\n";
+    *context.env->out << JsonLine(json) << "\n";
     return kExitOk;
   }
   *context.env->out << "zeroshard " << kVersion << "\n";
   if (remote.ok()) {
-    *context.env->out << "coordinator at " << client->address() << ": " << remote->version()
-                      << "\n";
+    *context.env->out << "coordinator at " << client->address() << ": "
+                      << Shown(remote->version(), kMostCell) << "\n";
   }
   return kExitOk;
 }

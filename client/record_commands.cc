@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "client/command.h"
+#include "client/console.h"
 #include "client/jobs_client.h"
 #include "client/render.h"
 #include "common/clock.h"
@@ -42,7 +43,6 @@ class LogPrinter {
   }
 
   void Add(const v1::LogChunk& chunk) {
-    constexpr size_t kLongestLine = 1 << 20;
     std::string& rest = rest_[chunk.rank()];
     rest += chunk.text();
     size_t begin = 0;
@@ -51,7 +51,7 @@ class LogPrinter {
       begin = end + 1;
     }
     rest.erase(0, begin);
-    if (rest.size() > kLongestLine) {
+    if (rest.size() > kMostLogLine) {
       Print(chunk.rank(), rest);
       rest.clear();
     }
@@ -61,7 +61,7 @@ class LogPrinter {
  private:
   void Print(uint32_t rank, const std::string& line) {
     if (name_ranks_) *out_ << "rank " << rank << ": ";
-    *out_ << line << "\n";
+    *out_ << Shown(line, kMostLogLine, Layout::kKept) << "\n";
   }
 
   std::ostream* const out_;
@@ -106,9 +106,7 @@ absl::StatusOr<int> Logs(const CommandContext& context, const LogOptions& option
   LogPrinter printer(context.env->out, !options.rank);
   const auto print = [&](const v1::LogChunk& chunk) {
     if (context.options.json()) {
-      *context.env->out << ToJson(chunk).dump(-1, ' ', false,
-                                              nlohmann::json::error_handler_t::replace)
-                        << std::endl;
+      *context.env->out << JsonLine(ToJson(chunk)) << std::endl;
     } else {
       printer.Add(chunk);
     }

@@ -112,6 +112,12 @@ std::string AgeOf(int64_t ms) {
   return absl::StrFormat("%.1f s ago", static_cast<double>(ms) / 1e3);
 }
 
+// Of UTF-8.
+size_t Characters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](unsigned char c) { return (c & 0xC0) != 0x80; });
+}
+
 // What was measured, and by how much that is not what was planned.
 std::string Compared(uint64_t measured, uint64_t planned) {
   const std::string text = FormatBytes(measured);
@@ -124,16 +130,20 @@ std::string Compared(uint64_t measured, uint64_t planned) {
 }  // namespace
 
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::vector<std::string>> shown = rows;
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : shown) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = Shown(row[i], i + 1 < row.size() ? kMostCell : kMostReason);
+      widths[i] = std::max(widths[i], Characters(row[i]));
+    }
   }
   std::string text;
-  for (const auto& row : rows) {
+  for (const auto& row : shown) {
     for (size_t i = 0; i < row.size(); ++i) {
       absl::StrAppend(&text, row[i]);
-      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
+      if (i + 1 < row.size()) text.append(widths[i] - Characters(row[i]) + 2, ' ');
     }
     text += '\n';
   }
@@ -148,6 +158,7 @@ std::string FormatShardPlans(const std::vector<v1::ShardPlan>& plans,
   std::vector<std::vector<std::string>> rows = {
       {"RANK", "OWNS", "", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TRAFFIC/STEP"}};
   if (stores) rows[0].insert(rows[0].end(), {"PUSH/STEP", "PULL/STEP"});
+  bool uncounted = false;
   for (const v1::ShardPlan& plan : plans) {
     rows.push_back({absl::StrCat(plan.rank()),
                     FormatCount(static_cast<double>(plan.owned_parameters())), "planned",
@@ -174,8 +185,15 @@ std::string FormatShardPlans(const std::vector<v1::ShardPlan>& plans,
       rows.back().push_back(moved(usage.push_bytes(), plan.push_bytes_per_step()));
       rows.back().push_back(moved(usage.pull_bytes(), plan.pull_bytes_per_step()));
     }
+    if (!stepped) uncounted = true;
   }
-  return FormatTable(rows);
+  std::string text = FormatTable(rows);
+  if (uncounted) {
+    absl::StrAppend(&text,
+                    "-: not measured yet; what travels is counted on a whole step without an "
+                    "evaluation, sample, checkpoint or waiting\n");
+  }
+  return text;
 }
 
 std::string NameOf(v1::JobState state) {
@@ -204,6 +222,15 @@ Json ToJson(const Message& message) {
     }
   }
   return json;
+}
+
+std::string JsonLine(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+std::string FormatState(const v1::JobStatus& status) {
+  return absl::StrCat(Shown(status.run_id(), kMostCell), " ", NameOf(status.state()),
+                      status.reason().empty() ? "" : ": ", Shown(status.reason()));
 }
 
 std::string FormatJobs(const v1::ListResponse& jobs) {
@@ -321,7 +348,7 @@ std::string FormatStorePlan(const v1::StorePlan& plan) {
 
 std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::Time now) {
   if (checkpoints.checkpoints().empty()) {
-    return absl::StrCat("no checkpoints yet in ", checkpoints.dir(), "\n");
+    return absl::StrCat("no checkpoints yet in ", Shown(checkpoints.dir()), "\n");
   }
   std::vector<std::vector<std::string>> rows = {
       {"STEP", "AGE", "SIZE", "STATE", "LATEST", "PROBLEM"}};
@@ -334,7 +361,7 @@ std::string FormatCheckpoints(const v1::CheckpointsResponse& checkpoints, absl::
                     entry.latest() ? "latest" : "-",
                     entry.problem().empty() ? "-" : entry.problem()});
   }
-  return absl::StrCat("in ", checkpoints.dir(), "\n", FormatTable(rows));
+  return absl::StrCat("in ", Shown(checkpoints.dir()), "\n", FormatTable(rows));
 }
 
 std::string FormatBytes(uint64_t bytes) {

@@ -19,15 +19,22 @@ bool HasEnded(v1::JobState state);
 // Every field under its own name in the schema's order: numbers as numbers (a non-finite one as
 // null), states by name, absent sections left out. One line when dumped.
 nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
+// One line of ASCII: every other character escaped, so that it means the same to a program and
+// nothing to a terminal; what is no UTF-8 becomes U+FFFD.
+std::string JsonLine(const nlohmann::ordered_json& json);
+
+// "demo-1 FAILED: why", the reason Shown.
+std::string FormatState(const v1::JobStatus& status);
 
 std::string FormatJobs(const v1::ListResponse& jobs);
 std::string FormatStatus(const v1::JobStatus& status);
 // What ranks are planned to hold and to move in a step, a line a rank; where `measured` (by rank)
 // knows the rank, a line below with what it said of itself, and by how much it differs where it
-// does.
+// does; "-", with a line that says why, for the traffic of one that no step was counted of yet.
 std::string FormatShardPlans(const std::vector<v1::ShardPlan>& plans,
                              const std::map<uint32_t, v1::RankUsage>& measured);
-// Columns as wide as their widest cell, the last one ragged.
+// Columns as wide as their widest cell, the last one ragged. Cells are Shown: the last of a row up
+// to kMostReason bytes, others up to kMostCell.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 // "1.2 GB in 4 chunks, and 200 MB for gradients, 2 times".
 std::string FormatStorePlan(const v1::StorePlan& plan);

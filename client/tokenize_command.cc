@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "client/command.h"
 #include "client/console.h"
+#include "client/render.h"
 #include "client/tokenize_files.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
@@ -100,8 +101,7 @@ absl::StatusOr<int> Tokenize(const CommandContext& context, TokenizeFlags flags)
                                      {"seconds", taken},
                                      {"megabytes_per_second", speed}};
     if (separator.has_value()) answer["separator"] = *separator;
-    *context.env->out << answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-                      << "\n";
+    *context.env->out << JsonLine(answer) << "\n";
     return kExitOk;
   }
   console.Print(absl::StrFormat(

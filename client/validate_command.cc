@@ -44,7 +44,7 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
                   {.overrides = options.overrides, .checkpoint_base = {}, .resume_from = {}}));
   const v1::JobSpec& spec = job.spec;
   for (const std::string& warning : job.warnings) {
-    *context.env->err << "zeroshard: note, " << warning << "\n";
+    PrintError(context.env->err, absl::StrCat("note, ", warning));
   }
   ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(spec.model()));
   ZS_ASSIGN_OR_RETURN(const std::vector<v1::ShardPlan> plan, PlanShards(spec));
@@ -58,7 +58,7 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
                                    {"spec", ToJson(spec)}};
     for (const v1::ShardPlan& rank : plan) json["plan"].push_back(ToJson(rank));
     if (IsOffloaded(spec)) json["store_plan"] = ToJson(stores);
-    *context.env->out << json.dump() << "\n";
+    *context.env->out << JsonLine(json) << "\n";
   } else {
     *context.env->out << "# valid: " << FormatCount(static_cast<double>(model.ParameterCount()))
                       << " parameters, " << MicroBatchesPerStep(spec) << " micro-batches and "
@@ -67,7 +67,7 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
   }
   // The workers may run where the data is.
   if (absl::Status status = CheckFilesHere(spec); !status.ok()) {
-    *context.env->err << "zeroshard: note, on this machine " << status.message() << "\n";
+    PrintError(context.env->err, absl::StrCat("note, on this machine ", status.message()));
   }
   return kExitOk;
 }

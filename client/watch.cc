@@ -58,7 +58,7 @@ WatchSink JobView::Sink() {
   if (json_) {
     return {[this, measure](const v1::WatchUpdate& update) {
               measure(update);
-              console_->Print(ToJson(update).dump());
+              console_->Print(JsonLine(ToJson(update)));
             },
             {}};
   }
@@ -70,11 +70,10 @@ WatchSink JobView::Sink() {
 }
 
 int JobView::Finish(const v1::JobStatus& status, std::ostream* err) {
-  const std::string state = absl::StrCat(status.run_id(), " ", NameOf(status.state()),
-                                         status.reason().empty() ? "" : ": ", status.reason());
+  const std::string state = FormatState(status);
   if (status.state() != v1::JOB_STATE_COMPLETED) {
     console_->EndLive();
-    *err << "zeroshard: " << state << std::endl;
+    PrintError(err, state);
     return kExitFailed;
   }
   if (json_) return kExitOk;

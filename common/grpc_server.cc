@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_acceptor.h"
+#include "common/grpc_log.h"
 #include "common/grpc_metrics.h"
 #include "common/net_address.h"
+#include "common/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/security/server_credentials.h"
@@ -22,6 +24,10 @@ constexpr int kMostStreams = 256;
 constexpr int kMostMetadataBytes = 8 << 10;
 // A peer that connects and says nothing, or not enough.
 constexpr int kHandshakeMs = 10'000;
+
+std::shared_ptr<const security::Security> SecurityOf(const GrpcServer::Options& options) {
+  return options.security != nullptr ? options.security : security::ProcessSecurity();
+}
 
 void SetDuration(grpc::ServerBuilder* builder, const char* argument, absl::Duration duration) {
   if (duration == absl::InfiniteDuration()) return;
@@ -42,14 +48,23 @@ void SetLimits(grpc::ServerBuilder* builder, const GrpcServer::Options& options)
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
-  absl::StatusOr<HostPort> address = ParseHostPort(options.listen);
-  if (!address.ok()) return address.status();
-  const auto security =
-      options.security != nullptr ? options.security : security::ProcessSecurity();
-  if (absl::Status open = security->CheckListen(*address, "--listen"); !open.ok()) return open;
-  auto listener = security::Listener::Bind(*address, options.connections);
-  if (!listener.ok()) return listener.status();
+  ZS_ASSIGN_OR_RETURN(auto listener, Listen(options));
+  return Start(options, std::move(listener));
+}
 
+absl::StatusOr<std::unique_ptr<security::Listener>> GrpcServer::Listen(const Options& options) {
+  const absl::StatusOr<HostPort> address = ParseHostPort(options.listen);
+  if (!address.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--listen: ", address.status().message()));
+  }
+  ZS_RETURN_IF_ERROR(SecurityOf(options)->CheckListen(*address, "--listen"));
+  return security::Listener::Bind(*address, options.connections, "gRPC");
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    const Options& options, std::unique_ptr<security::Listener> listener) {
+  ZS_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.listen));
+  GuardGrpcLog();
   static std::once_flag plugins;
   std::call_once(plugins, [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -61,7 +76,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
       builder.experimental().AddExternalConnectionAcceptor(
           grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-          security->ServerCredentials());
+          SecurityOf(options)->ServerCredentials());
   SetLimits(&builder, options);
   // Clients ping on idle connections to notice a cut link; the default answers the third ping
   // within five minutes with GOAWAY too_many_pings.
@@ -79,13 +94,13 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr) {
     return absl::InternalError(absl::StrCat("gRPC could not start a server for ",
-                                            address->ToString(),
+                                            address.ToString(),
                                             "; what it logged just before says why"));
   }
-  result->listener_ = *std::move(listener);
-  address->port = result->port_ = result->listener_->port();
+  result->listener_ = std::move(listener);
+  address.port = result->port_ = result->listener_->port();
   result->listener_->Serve(HandTo(acceptor));
-  result->address_ = address->ToString();
+  result->address_ = address.ToString();
   result->SetServing(true);
   return result;
 }

@@ -46,6 +46,12 @@ class GrpcServer {
   // nothing protects.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options);
 
+  // The same in two parts, for who does something in between that should be left alone where the
+  // address cannot be had. Whoever connects meanwhile waits; `listener` is closed if Start fails.
+  static absl::StatusOr<std::unique_ptr<security::Listener>> Listen(const Options& options);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const Options& options, std::unique_ptr<security::Listener> listener);
+
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;

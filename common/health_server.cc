@@ -43,8 +43,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
     return absl::InvalidArgumentError(
         absl::StrCat("--health-listen: ", address.status().message()));
   }
-  if (absl::Status probed = ProbeListen(*address, "health checks"); !probed.ok()) return probed;
-  auto listener = security::Listener::Bind(*address, kConnections);
+  auto listener = security::Listener::Bind(*address, kConnections, "health checks");
   if (!listener.ok()) return listener.status();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;

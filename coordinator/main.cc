@@ -36,6 +36,7 @@ struct Flags {
   std::string port_file;
   double heartbeat_interval = 1.0;
   double member_timeout = 10.0;
+  double replacement_grace = 30.0;
   double connection_age = 3600;
   security::SecurityOptions security;
 };
@@ -50,12 +51,20 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   // Sessions and watches are cut then; they come back by themselves within a heartbeat.
   serving.connection_grace =
       std::clamp(serving.connection_age / 2, absl::Seconds(1), absl::Seconds(30));
+  // What cannot be listened on is found before the log is opened: opening it ends the term of
+  // whoever wrote it last.
+  auto listener = GrpcServer::Listen(serving);
+  if (!listener.ok()) return listener.status();
   std::unique_ptr<HealthServer> health;
   if (!flags.health_listen.empty()) {
     auto started = HealthServer::Start(flags.health_listen);
     if (!started.ok()) return started.status();
     health = *std::move(started);
   }
+  auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");
+  if (!metrics.ok()) return metrics.status();
+  const auto security_metrics = std::make_shared<security::SecurityMetrics>(*loaded);
+  (*metrics)->AddCollectable(security_metrics);
   if (absl::Status made = MakeFolders(flags.data_dir); !made.ok()) return made;
   // Clients elsewhere are told where history and logs are.
   std::error_code error;
@@ -63,16 +72,13 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   if (!error) flags.data_dir = absolute.lexically_normal().string();
   auto log = SqliteLog::Open(flags.data_dir + "/coordinator.db");
   if (!log.ok()) return log.status();
-  auto metrics = MetricsServer::Start(flags.metrics_listen, "coordinator");
-  if (!metrics.ok()) return metrics.status();
-  const auto security_metrics = std::make_shared<security::SecurityMetrics>(*loaded);
-  (*metrics)->AddCollectable(security_metrics);
 
   std::mutex mutex;
   absl::Status fatal;
   Engine::Options options;
   options.core.heartbeat_interval = absl::Seconds(flags.heartbeat_interval);
   options.core.member_timeout = absl::Seconds(flags.member_timeout);
+  options.core.replacement_grace = absl::Seconds(flags.replacement_grace);
   options.data_dir = flags.data_dir;
   options.clock = &SystemClock::Get();
   options.registry = (*metrics)->registry().get();
@@ -89,7 +95,7 @@ absl::Status Serve(Flags flags, ShutdownSignal& shutdown) {
   const StatusPage page(engine->get(), (*metrics)->http());
   serving.services = {&cluster, &jobs};
   serving.registry = (*metrics)->registry();
-  auto server = GrpcServer::Start(serving);
+  auto server = GrpcServer::Start(serving, *std::move(listener));
   if (!server.ok()) return server.status();
   LogInfo("listening on ", (*server)->address(), ", status page on http://", (*metrics)->address(),
           "/, metrics on http://", (*metrics)->address(), "/metrics",
@@ -146,6 +152,11 @@ int main(int argc, char** argv) {
   app.add_option("--member-timeout", flags.member_timeout,
                  "seconds of silence after which a member is lost")
       ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app.add_option("--replacement-grace", flags.replacement_grace,
+                 "seconds that a job waits for resources.workers before it starts or goes on with "
+                 "fewer, at least resources.min_workers")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   app.add_option("--max-connection-age", flags.connection_age,
                  "seconds after which a peer connects anew, with the certificates of then")

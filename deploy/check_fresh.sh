@@ -22,24 +22,10 @@ cache is shared with this machine's ccache.
 USAGE
 }
 
-from=''
-while (($#)); do
-  case "$1" in
-    --mirror)
-      [[ -n ${2-} ]] || fail "--mirror takes a URL"
-      from="$2"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *) fail "unknown argument '$1'; see deploy/check_fresh.sh --help" ;;
-  esac
-  shift
-done
+mirror=''
+parse_options 'mirror=a URL' -- "$@"
 
-make_bare_root "$from"
+make_bare_root "$mirror"
 
 # The working tree as it is, without what git ignores.
 mkdir -p "$root/src"

@@ -25,29 +25,10 @@ The bare base system is kept as deploy/check_fresh.sh says.
 USAGE
 }
 
-build="$REPOSITORY/build" from=''
-while (($#)); do
-  case "$1" in
-    --build)
-      [[ -n ${2-} ]] || fail "--build takes a folder"
-      build="$2"
-      shift
-      ;;
-    --mirror)
-      [[ -n ${2-} ]] || fail "--mirror takes a URL"
-      from="$2"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *) fail "unknown argument '$1'; see deploy/check_runtime.sh --help" ;;
-  esac
-  shift
-done
+build="$REPOSITORY/build" mirror=''
+parse_options 'build=a folder' 'mirror=a URL' -- "$@"
 
-make_bare_root "$from"
+make_bare_root "$mirror"
 advice="If a library is missing there, add its package to RUNTIME_PACKAGES in deploy/install_deps.sh"
 
 install_programs() {

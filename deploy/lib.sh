@@ -11,6 +11,39 @@ fail() {
   exit 1
 }
 
+# parse_options NAME[=WHAT]... -- ARGUMENTS...: sets $NAME to what follows --NAME, which "takes WHAT", or,
+# without WHAT, to yes. --help ends the script with what its function usage prints, anything else with
+# an error.
+parse_options() {
+  local known=() option name what
+  while [[ $1 != -- ]]; do
+    known+=("$1")
+    shift
+  done
+  shift
+  while (($#)); do
+    if [[ $1 == -h || $1 == --help ]]; then
+      usage
+      exit 0
+    fi
+    option=''
+    for name in "${known[@]}"; do
+      [[ $1 != "--${name%%=*}" ]] || option="$name"
+    done
+    [[ -n $option ]] ||
+      fail "unknown argument '$1'; see $(realpath --relative-to="$REPOSITORY" "$0") --help"
+    name="${option%%=*}" what="${option#*=}"
+    if [[ $option == *=* ]]; then
+      [[ -n ${2-} ]] || fail "--$name takes $what"
+      printf -v "$name" '%s' "$2"
+      shift
+    else
+      printf -v "$name" yes
+    fi
+    shift
+  done
+}
+
 # Prints how many compilers may run at once: one a core, and about 1.5 GiB of memory for each, which
 # is what the largest generated sources take.
 build_jobs() {

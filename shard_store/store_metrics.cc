@@ -9,9 +9,9 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// From a small job's to that of 10 G parameters on one host.
-const prometheus::Histogram::BucketBoundaries kUpdateSeconds = {0.001, 0.003, 0.01, 0.03, 0.1,
-                                                                0.3,   1,     3,    10,   30};
+// From a small job's in memory to that of 100 G parameters on one host's disks.
+const prometheus::Histogram::BucketBoundaries kUpdateSeconds = {
+    0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000};
 
 const prometheus::Histogram::BucketBoundaries kSnapshotSeconds = {0.1, 0.3, 1,   3,   10,
                                                                   30,  100, 300, 1000};

@@ -34,6 +34,7 @@ absl::Status GaveUp(absl::Duration limit, const absl::Status& last,
   const std::string text =
       absl::StrCat("gave up after ", absl::FormatDuration(limit), ": ", last.message());
   if (absl::IsFailedPrecondition(last)) return absl::FailedPreconditionError(text);
+  if (absl::IsUnauthenticated(last)) return absl::UnavailableError(text);  // it says what to do
   return absl::UnavailableError(absl::StrCat(text,
                                              ". Start one there (zeroshard-coordinator --listen ",
                                              coordinator, ") or correct --coordinator"));
@@ -65,8 +66,8 @@ void AddMemberOptions(CLI::App* app, MemberDaemonOptions* options) {
                   "Where to serve gRPC, host:port. Port 0 takes a free one. Default: 0.0.0.0:0 "
                   "with TLS or --insecure, else 127.0.0.1:0.");
   app->add_option("--metrics-listen", options->metrics_listen,
-                  "Where to serve Prometheus metrics (path /metrics), host:port. Default: as "
-                  "--listen.");
+                  "Where to serve Prometheus metrics (path /metrics), host:port. On loopback it is "
+                  "not advertised to other hosts. Default: as --listen.");
   app->add_option("--health-listen", options->health_listen, HealthServer::kOptionHelp)
       ->check([](const std::string& text) { return EmptyProblem(text, "host:port"); });
   app->add_option("--advertise-host", options->advertise_host,
@@ -137,6 +138,10 @@ absl::StatusOr<std::unique_ptr<MemberDaemon>> MemberDaemon::Start(
   std::string& name = daemon->options_.name;
   if (name.empty()) name = absl::StrCat(worker ? "worker-" : "store-", HostName());
   daemon->host_ = AdvertisedHost(options.advertise_host, listen->host);
+  daemon->metrics_host_ = AdvertisedHost(options.advertise_host, metrics_listen->host);
+  if (security::IsLoopback(metrics_listen->host) && !security::IsLoopback(daemon->host_)) {
+    daemon->metrics_host_.clear();
+  }
   SetLogComponent(name);
 
   if (!options.health_listen.empty()) {
@@ -178,7 +183,9 @@ v1::Hello MemberDaemon::MakeHello() const {
   hello.set_name(options_.name);
   hello.set_host(host_);
   hello.set_address(HostPort{host_, server_->port()}.ToString());
-  hello.set_metrics_address(HostPort{host_, metrics_->port()}.ToString());
+  if (!metrics_host_.empty()) {
+    hello.set_metrics_address(HostPort{metrics_host_, metrics_->port()}.ToString());
+  }
   hello.set_pid(getpid());
   hello.set_version(kVersion);
   hello.set_memory_bytes(MemoryLimitBytes());

@@ -77,6 +77,7 @@ class MemberDaemon {
 
   MemberDaemonOptions options_;
   std::string host_;
+  std::string metrics_host_;              // empty: no other host reaches it
   std::unique_ptr<HealthServer> health_;  // null: no port for it
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<MetricsServer> metrics_;

@@ -8,6 +8,7 @@
 #include "common/member/backoff.h"
 #include "common/member/channel.h"
 #include "common/random_id.h"
+#include "common/security/tls_probe.h"
 
 namespace zeroshard {
 namespace {
@@ -19,6 +20,8 @@ using Steady = std::chrono::steady_clock;
 constexpr size_t kMostPending = 2;
 // Heartbeats that the coordinator may leave unanswered before it counts as away.
 constexpr int kMostSilentBeats = 3;
+// What finding out why nobody answers may take.
+constexpr absl::Duration kProbe = absl::Seconds(1);
 
 absl::Duration Since(Steady::time_point then) { return absl::FromChrono(Steady::now() - then); }
 
@@ -50,9 +53,10 @@ absl::Status MemberSession::WaitWelcome(absl::Duration timeout) {
     return absl::FailedPreconditionError(
         absl::StrCat("at ", options_.coordinator, " ", last_error_.message()));
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat("no coordinator at ", options_.coordinator,
-                   " has accepted this member yet: ", last_error_.message()));
+  const std::string text = absl::StrCat("no coordinator at ", options_.coordinator,
+                                        " has accepted this member yet: ", last_error_.message());
+  if (absl::IsUnauthenticated(last_error_)) return absl::UnauthenticatedError(text);
+  return absl::DeadlineExceededError(text);
 }
 
 void MemberSession::Leave(const std::string& reason, absl::Duration timeout) {
@@ -163,7 +167,7 @@ void MemberSession::ServeStream() {
     heard_ = Steady::now();
   }
   BeatUntilEnded(stream);
-  const absl::Status ended = stream->status();
+  const absl::Status ended = Explain(stream->status());
   std::lock_guard<std::mutex> lock(mutex_);
   if (refused_) {
     last_error_ = absl::FailedPreconditionError(
@@ -173,6 +177,21 @@ void MemberSession::ServeStream() {
         ended.ok() ? absl::UnavailableError("the coordinator closed the connection") : ended;
   }
   refused_ = false;
+}
+
+absl::Status MemberSession::Explain(const absl::Status& ended) {
+  if (leaving_ || !(absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended))) return ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (welcomed_ || refused_) return ended;
+  }
+  if (explained_ != ended.message() || Since(explained_at_) >= options_.complain_every) {
+    explanation_ = security::TlsTrouble(*security::ProcessSecurity(), options_.coordinator,
+                                        security::Role::kCoordinator, kProbe);
+    explained_ = std::string(ended.message());
+    explained_at_ = Steady::now();
+  }
+  return explanation_.empty() ? ended : absl::UnauthenticatedError(explanation_);
 }
 
 void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream) {

@@ -62,7 +62,9 @@ class MemberSession {
   MemberSession& operator=(const MemberSession&) = delete;
 
   // OK once a coordinator has welcomed this member (now or earlier). FAILED_PRECONDITION: the last
-  // one that answered refused it, and why. DEADLINE_EXCEEDED says what else the last attempt met.
+  // one that answered refused it, and why. UNAUTHENTICATED: TLS or who this member is was not
+  // agreed on, with the option that it is about. DEADLINE_EXCEEDED says what else the last attempt
+  // met.
   absl::Status WaitWelcome(absl::Duration timeout);
 
   // Says goodbye and ends; waits at most `timeout` for the coordinator to hear it.
@@ -91,6 +93,8 @@ class MemberSession {
   void WaitWhileAway(absl::Duration pause);
   v1::MemberMessage Hello();
   v1::MemberMessage Beat();
+  // The same, or what is wrong with TLS where that ended the stream.
+  absl::Status Explain(const absl::Status& ended);
 
   const MemberSessionOptions options_;
   MemberHandler* const handler_;
@@ -118,7 +122,9 @@ class MemberSession {
   std::string goodbye_;
   absl::Duration goodbye_timeout_ = absl::ZeroDuration();
 
-  uint64_t sequence_ = 0;  // the thread's own
+  uint64_t sequence_ = 0;  // the thread's own, as is what Explain found out last
+  std::chrono::steady_clock::time_point explained_at_;
+  std::string explained_, explanation_;
   std::atomic<bool> leaving_{false};
   std::atomic<bool> poked_{false};
   std::thread thread_;

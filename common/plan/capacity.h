@@ -63,8 +63,8 @@ struct Workload {
 // Of the rank that has most: rank 0, whose shards are whole.
 struct Footprint {
   uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
-  // An upper bound of what is gathered at once and of gradients on their way; not counted where a
-  // job is admitted.
+  // An upper bound of what is gathered at once and of gradients on their way, which is all there is
+  // of those that the policy does not keep; not counted where a job is admitted.
   uint64_t buffers = 0;
   uint64_t Device() const;
   // Of each host: what the stores keep there, and copies that checkpoints are written from.

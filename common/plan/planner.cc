@@ -75,6 +75,7 @@ class RankPlanner {
           static_cast<uint64_t>(policy_.StateEnd(unit, rank_) - policy_.StateBegin(unit, rank_));
       plan_.optimizer += state * (options_.dtype == DType::kF32 ? 8 : 12);
     }
+    if (!policy_.KeepsGradient(unit)) return;
     switch (policy_.gradient_mode) {
       case GradientMode::kShard:
         plan_.gradients += owned * accumulate_;

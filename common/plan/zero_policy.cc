@@ -151,6 +151,11 @@ bool ZeroPolicy::KeepsParameters(int unit) const {
   return !options.offload_param || resident[static_cast<size_t>(unit)];
 }
 
+bool ZeroPolicy::KeepsGradient(int unit) const {
+  const bool final_at_once = gradient_mode == GradientMode::kShard && rounds == 1;
+  return unit == 0 || !options.offload_optimizer || !final_at_once;
+}
+
 int64_t ZeroPolicy::StateBegin(int unit, int rank) const {
   return options.stage == 0 ? 0 : layouts[static_cast<size_t>(unit)].Begin(rank);
 }

@@ -88,6 +88,10 @@ struct ZeroPolicy {
   int Contributors(int64_t round) const;
   // Whether a rank keeps parameters of the unit between its uses: whole, or its shard.
   bool KeepsParameters(int unit) const;
+  // Whether a rank keeps its part of the unit's gradient until the step's end. With offload and one
+  // round of kShard it is final once it is reduced: it leaves from the transient memory that it was
+  // reduced in. But for the embedding's, which rows and a tied head are yet to join.
+  bool KeepsGradient(int unit) const;
   // The elements of a unit whose update a rank answers for: all at stage 0, else its shard.
   int64_t StateBegin(int unit, int rank) const;
   int64_t StateEnd(int unit, int rank) const;

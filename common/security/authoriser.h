@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/security/credential_files.h"
 #include "common/security/identity.h"
 #include "common/security/token_file.h"
 #include "grpcpp/security/auth_context.h"
@@ -25,8 +26,10 @@ absl::Status CheckMember(const grpc::AuthContext& context, Role role, absl::stri
 // Thread-safe.
 class Authoriser : public grpc::AuthMetadataProcessor {
  public:
-  // `tokens` may be null: no bearer tokens.
-  explicit Authoriser(std::shared_ptr<TokenFile> tokens) : tokens_(std::move(tokens)) {}
+  // `tokens` may be null: no bearer tokens. `files`: what the server's credentials read, with which
+  // gRPC deletes this.
+  Authoriser(std::shared_ptr<TokenFile> tokens, std::shared_ptr<const CredentialFiles> files)
+      : tokens_(std::move(tokens)), files_(std::move(files)) {}
 
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context,
@@ -34,6 +37,7 @@ class Authoriser : public grpc::AuthMetadataProcessor {
 
  private:
   const std::shared_ptr<TokenFile> tokens_;
+  const std::shared_ptr<const CredentialFiles> files_;
 };
 
 }  // namespace zeroshard::security

@@ -37,12 +37,6 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-absl::StatusOr<std::string> Read(const std::string& path) {
-  absl::StatusOr<std::string> text = ReadFile(path, kMostBytes);
-  if (!text.ok()) return absl::InvalidArgumentError(text.status().message());
-  return text;
-}
-
 Bio Open(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
@@ -50,27 +44,26 @@ Bio Open(const std::string& text) {
 // A key that is encrypted is refused instead of asked for on the terminal.
 int NoPassword(char*, int, int, void*) { return -1; }
 
-absl::StatusOr<std::vector<X509Ptr>> ReadAll(const std::string& path) {
-  ZS_ASSIGN_OR_RETURN(const std::string text, Read(path));
-  const Bio bio = Open(text);
+absl::StatusOr<std::vector<X509Ptr>> ReadAll(const PemFile& file) {
+  const Bio bio = Open(file.text);
   std::vector<X509Ptr> found;
   while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, NoPassword, nullptr)) {
     found.emplace_back(one);
   }
   ERR_clear_error();
   if (found.empty()) {
-    return Bad(path, ": no certificate in it, wanted PEM text (-----BEGIN CERTIFICATE-----)");
+    return Bad(file.path, ": no certificate in it, wanted PEM text (-----BEGIN CERTIFICATE-----)");
   }
   return found;
 }
 
-absl::StatusOr<Key> ReadKey(const std::string& path) {
-  ZS_ASSIGN_OR_RETURN(const std::string text, Read(path));
-  const Bio bio = Open(text);
+absl::StatusOr<Key> ReadKey(const PemFile& file) {
+  const Bio bio = Open(file.text);
   Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
   ERR_clear_error();
   if (key == nullptr) {
-    return Bad(path, ": no private key in it that can be read, wanted PEM text without a password");
+    return Bad(file.path,
+               ": no private key in it that can be read, wanted PEM text without a password");
   }
   return key;
 }
@@ -114,38 +107,58 @@ absl::Status CheckSignature(const std::vector<X509Ptr>& chain, const std::string
 
 }  // namespace
 
-absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
-  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(path));
+absl::StatusOr<PemFile> ReadPem(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path, kMostBytes);
+  if (!text.ok()) return absl::InvalidArgumentError(text.status().message());
+  return PemFile{path, *std::move(text)};
+}
+
+absl::StatusOr<Certificate> ReadCertificate(const PemFile& file) {
+  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(file));
   X509* const first = chain.front().get();
   return Certificate{TimeOf(X509_get0_notBefore(first)), TimeOf(X509_get0_notAfter(first)),
                      UrisOf(first), X509_check_purpose(first, X509_PURPOSE_SSL_CLIENT, 0) == 1,
                      X509_check_purpose(first, X509_PURPOSE_SSL_SERVER, 0) == 1};
 }
 
-absl::Status CheckPair(const std::string& cert_path, const std::string& key_path,
-                       const std::string& ca_path, absl::Time now) {
-  ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(cert_path));
-  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(cert_path));
-  ZS_ASSIGN_OR_RETURN(const Key key, ReadKey(key_path));
-  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> authorities, ReadAll(ca_path));
+absl::Status CheckPair(const PemFile& cert, const PemFile& key_file, const PemFile& ca,
+                       absl::Time now) {
+  ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(cert));
+  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(cert));
+  ZS_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file));
+  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> authorities, ReadAll(ca));
   const bool match = X509_check_private_key(chain.front().get(), key.get()) == 1;
   ERR_clear_error();
   if (!match) {
-    return Bad(key_path, ": is not the key of the certificate in ", cert_path,
+    return Bad(key_file.path, ": is not the key of the certificate in ", cert.path,
                "; wanted the pair that was made together");
   }
   const absl::TimeZone utc = absl::UTCTimeZone();
   if (now > certificate.not_after) {
-    return Bad(cert_path, ": expired on ", absl::FormatTime(certificate.not_after, utc), ", it is ",
+    return Bad(cert.path, ": expired on ", absl::FormatTime(certificate.not_after, utc), ", it is ",
                absl::FormatTime(now, utc), "; renew it");
   }
   if (now < certificate.not_before) {
-    return Bad(cert_path, ": not valid before ", absl::FormatTime(certificate.not_before, utc),
+    return Bad(cert.path, ": not valid before ", absl::FormatTime(certificate.not_before, utc),
                ", it is ", absl::FormatTime(now, utc), "; is this host's clock right?");
   }
-  return CheckSignature(chain, cert_path, authorities, ca_path);
+  return CheckSignature(chain, cert.path, authorities, ca.path);
 }
 
-absl::Status CheckAuthority(const std::string& ca_path) { return ReadAll(ca_path).status(); }
+absl::StatusOr<std::string> JoinPair(const PemFile& cert, const PemFile& key_file) {
+  ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(cert));
+  ZS_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file));
+  const Bio bio(BIO_new(BIO_s_mem()));
+  bool written = bio != nullptr && PEM_write_bio_PrivateKey(bio.get(), key.get(), nullptr, nullptr,
+                                                            0, nullptr, nullptr) == 1;
+  for (const X509Ptr& one : chain) written = written && PEM_write_bio_X509(bio.get(), one.get());
+  ERR_clear_error();
+  if (!written) return Bad(key_file.path, ": cannot be written as PEM text again");
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(bio.get(), &data);
+  return std::string(data, static_cast<size_t>(size));
+}
+
+absl::Status CheckAuthority(const PemFile& ca) { return ReadAll(ca).status(); }
 
 }  // namespace zeroshard::security

@@ -11,6 +11,13 @@
 
 namespace zeroshard::security {
 
+// A file as it was read; the path is for messages.
+struct PemFile {
+  std::string path;
+  std::string text;
+  bool operator==(const PemFile&) const = default;
+};
+
 struct Certificate {
   absl::Time not_before;
   absl::Time not_after;
@@ -20,17 +27,20 @@ struct Certificate {
   bool for_servers = false;
 };
 
-// The first certificate of a PEM file: a chain begins with the one it is for. Every error is
-// INVALID_ARGUMENT and names the file.
-absl::StatusOr<Certificate> ReadCertificate(const std::string& path);
+// Every error here is INVALID_ARGUMENT and names the file.
+absl::StatusOr<PemFile> ReadPem(const std::string& path);
 
-// What makes a certificate of no use to its owner at `now`: a file that is missing or is not what
-// it should be, a key that is not the certificate's, a time in which it is not valid, a CA that did
-// not sign it. INVALID_ARGUMENT, with the file.
-absl::Status CheckPair(const std::string& cert_path, const std::string& key_path,
-                       const std::string& ca_path, absl::Time now);
+// The first certificate of the file: a chain begins with the one it is for.
+absl::StatusOr<Certificate> ReadCertificate(const PemFile& file);
+
+// What makes a certificate of no use to its owner at `now`: a file that is not what it should be, a
+// key that is not the certificate's, a time in which it is not valid, a CA that did not sign it.
+absl::Status CheckPair(const PemFile& cert, const PemFile& key, const PemFile& ca, absl::Time now);
+
+// The key and then the certificates, as one PEM text from which nothing else is read as either.
+absl::StatusOr<std::string> JoinPair(const PemFile& cert, const PemFile& key);
 
 // That the file has at least one certificate of an authority in it.
-absl::Status CheckAuthority(const std::string& ca_path);
+absl::Status CheckAuthority(const PemFile& ca);
 
 }  // namespace zeroshard::security

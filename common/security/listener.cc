@@ -149,15 +149,17 @@ Listener::Listener(const ConnectionGate::Most& most)
       }()) {}
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const HostPort& address,
-                                                         const ConnectionGate::Most& most) {
+                                                         const ConnectionGate::Most& most,
+                                                         absl::string_view what) {
+  const std::string cannot =
+      absl::StrCat("cannot listen on ", address.ToString(), " for ", what, ": ");
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(address.host.c_str(), "0", &hints, &found)) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address.ToString(),
-                                                   " for gRPC: host \"", address.host,
-                                                   "\": ", gai_strerror(error)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(cannot, "host \"", address.host, "\": ", gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
   std::unique_ptr<Listener> listener(new Listener(most));
@@ -167,14 +169,12 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const HostPort& address
     if (error != EADDRINUSE || address.port != 0) break;
   }
   if (error == EADDRINUSE) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address.ToString(), " for gRPC: ", std::strerror(error),
-                     ". Stop the process that holds it (ss -ltnp 'sport = :", address.port,
-                     "' shows it) or choose another port; port 0 takes a free one"));
+    return absl::UnavailableError(absl::StrCat(
+        cannot, std::strerror(error), ". Stop the process that holds it (ss -ltnp 'sport = :",
+        address.port, "' shows it) or choose another port; port 0 takes a free one"));
   }
   if (listener->listening_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot listen on ", address.ToString(), " for gRPC: ", std::strerror(error)));
+    return absl::InvalidArgumentError(absl::StrCat(cannot, std::strerror(error)));
   }
   listener->port_ = PortOf(listener->listening_.front());
   listener->wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/net_address.h"
 #include "common/security/connection_gate.h"
 
@@ -21,8 +22,10 @@ class Listener {
 
   // Binds every address that the host has, all to one port; port 0 takes a free one. Nothing is
   // accepted before Serve. UNAVAILABLE: a port is taken; INVALID_ARGUMENT: not an address of ours.
+  // Both say `what` was to be listened for.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(const HostPort& address,
-                                                        const ConnectionGate::Most& most);
+                                                        const ConnectionGate::Most& most,
+                                                        absl::string_view what);
   ~Listener();
 
   int port() const { return port_; }

@@ -1,11 +1,12 @@
 #include "common/security/refusals.h"
 
 #include <atomic>
+#include <iterator>
 
 namespace zeroshard::security {
 namespace {
 
-std::atomic<uint64_t> counts[3];
+std::atomic<uint64_t> counts[std::size(kAllRefusals)];
 
 }  // namespace
 
@@ -17,6 +18,8 @@ const char* NameOf(Refusal refusal) {
       return "role";
     case Refusal::kFlood:
       return "flood";
+    case Refusal::kHandshake:
+      return "handshake";
   }
   return "";
 }

@@ -9,9 +9,10 @@ enum class Refusal {
   kUnauthenticated,  // neither a role in the certificate nor a token that is known
   kRole,             // a role that may not call the method, or a name that is not the peer's
   kFlood,            // a connection over the limits of connection_gate.h
+  kHandshake,        // a connection on which TLS was not agreed on, or nothing was said in time
 };
 inline constexpr Refusal kAllRefusals[] = {Refusal::kUnauthenticated, Refusal::kRole,
-                                           Refusal::kFlood};
+                                           Refusal::kFlood, Refusal::kHandshake};
 
 const char* NameOf(Refusal refusal);  // the label's value
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/security/authoriser.h"
 #include "common/security/certificate.h"
 #include "common/status_macros.h"
@@ -17,8 +17,7 @@
 namespace zeroshard::security {
 namespace {
 
-using grpc::experimental::FileWatcherCertificateProvider;
-
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
 constexpr char kWayOut[] =
     "give --tls-cert, --tls-key and --tls-ca (common/security/README.md says how they are made), "
     "stay on 127.0.0.1, or accept that with --insecure";
@@ -31,7 +30,9 @@ absl::Status Bad(const Parts&... parts) {
 // The host's name alone would let a worker of the same host pass for the coordinator.
 class ServerVerifier : public grpc::experimental::ExternalCertificateVerifier {
  public:
-  explicit ServerVerifier(Role role) : role_(role) {}
+  // `files`: gRPC deletes this together with the credentials that read them.
+  ServerVerifier(Role role, std::shared_ptr<const CredentialFiles> files)
+      : role_(role), files_(std::move(files)) {}
 
   bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>, grpc::Status* status) override {
@@ -60,6 +61,7 @@ class ServerVerifier : public grpc::experimental::ExternalCertificateVerifier {
   static std::string Text(grpc::string_ref text) { return {text.data(), text.size()}; }
 
   const Role role_;
+  const std::shared_ptr<const CredentialFiles> files_;
   grpc::experimental::HostNameCertificateVerifier host_;
 };
 
@@ -95,22 +97,22 @@ absl::Status CheckPresent(const SecurityOptions& options, Role own) {
   return absl::OkStatus();
 }
 
-absl::Status CheckOwn(const SecurityOptions& options, Role own) {
-  if (options.cert.empty()) return CheckAuthority(options.ca);
-  ZS_RETURN_IF_ERROR(CheckPair(options.cert, options.key, options.ca, absl::Now()));
-  ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(options.cert));
+absl::Status CheckOwn(const CredentialFiles::Set& set, Role own, absl::Time now) {
+  if (set.cert.path.empty()) return CheckAuthority(set.ca);
+  ZS_RETURN_IF_ERROR(CheckPair(set.cert, set.key, set.ca, now));
+  ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(set.cert));
   const Identity identity = Identity::FromUris(certificate.uris);
   // Members call as well as they are called.
   const bool calls = own != Role::kCoordinator;
   const bool serves = own != Role::kClient;
   if ((calls && !certificate.for_clients) || (serves && !certificate.for_servers)) {
-    return Bad("--tls-cert ", options.cert, ": its key usage does not let it be a ",
+    return Bad("--tls-cert ", set.cert.path, ": its key usage does not let it be a ",
                calls && !certificate.for_clients ? "client" : "server", " of TLS; wanted ",
                calls ? "client auth" : "", calls && serves ? " and " : "",
                serves ? "server auth" : "", " among its usages, or no extended key usage");
   }
   if (identity.Has(own)) return absl::OkStatus();
-  return Bad("--tls-cert ", options.cert, ": is for ", identity.Describe(), ", wanted ",
+  return Bad("--tls-cert ", set.cert.path, ": is for ", identity.Describe(), ", wanted ",
              NameOf(own), ": the URI ", UriOf(own), " among its subject alternative names");
 }
 
@@ -132,14 +134,16 @@ absl::StatusOr<std::shared_ptr<const Security>> Security::Load(const SecurityOpt
                                                                Role own) {
   ZS_RETURN_IF_ERROR(CheckPresent(options, own));
   if (options.ca.empty()) return Plaintext(options.insecure);
-  ZS_RETURN_IF_ERROR(CheckOwn(options, own));
   std::shared_ptr<Security> result(new Security);
   result->options_ = options;
+  const auto check = [own](const CredentialFiles::Set& set, absl::Time now) {
+    return CheckOwn(set, own, now);
+  };
+  ZS_ASSIGN_OR_RETURN(result->files_, CredentialFiles::Open(options.cert, options.key, options.ca,
+                                                            check, kLookEvery));
   if (!options.token_file.empty()) {
     ZS_ASSIGN_OR_RETURN(result->tokens_, TokenFile::Open(options.token_file, &SystemClock::Get()));
   }
-  result->provider_ = std::make_shared<FileWatcherCertificateProvider>(options.key, options.cert,
-                                                                       options.ca, kRefreshSeconds);
   return result;
 }
 
@@ -161,25 +165,25 @@ absl::Status Security::CheckTarget(absl::string_view address, absl::string_view 
 
 std::shared_ptr<grpc::ServerCredentials> Security::ServerCredentials() const {
   if (!tls()) return grpc::InsecureServerCredentials();
-  grpc::experimental::TlsServerCredentialsOptions options(provider_);
+  grpc::experimental::TlsServerCredentialsOptions options(files_->provider());
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(tokens_ != nullptr
                                     ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
                                     : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   auto credentials = grpc::experimental::TlsServerCredentials(options);
-  credentials->SetAuthMetadataProcessor(std::make_shared<Authoriser>(tokens_));
+  credentials->SetAuthMetadataProcessor(std::make_shared<Authoriser>(tokens_, files_));
   return credentials;
 }
 
 std::shared_ptr<grpc::ChannelCredentials> Security::ChannelCredentials(Role role) const {
   if (!tls()) return grpc::InsecureChannelCredentials();
   grpc::experimental::TlsChannelCredentialsOptions options;
-  options.set_certificate_provider(provider_);
+  options.set_certificate_provider(files_->provider());
   options.watch_root_certs();
   if (!options_.cert.empty()) options.watch_identity_key_cert_pairs();
   options.set_certificate_verifier(
-      grpc::experimental::ExternalCertificateVerifier::Create<ServerVerifier>(role));
+      grpc::experimental::ExternalCertificateVerifier::Create<ServerVerifier>(role, files_));
   return grpc::experimental::TlsCredentials(options);
 }
 

@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/net_address.h"
+#include "common/security/credential_files.h"
 #include "common/security/identity.h"
 #include "common/security/token_file.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/security/server_credentials.h"
-#include "grpcpp/security/tls_certificate_provider.h"
 
 namespace zeroshard::security {
 
@@ -28,7 +28,7 @@ struct SecurityOptions {
 // Thread-safe.
 class Security {
  public:
-  // How soon changed files count.
+  // How soon changed files count: they are looked at every second, and so are our copies by gRPC.
   static constexpr unsigned kRefreshSeconds = 2;
 
   // No TLS; only this host is spoken to, or, `insecure`, any.
@@ -39,11 +39,13 @@ class Security {
   static absl::StatusOr<std::shared_ptr<const Security>> Load(const SecurityOptions& options,
                                                               Role own);
 
-  bool tls() const { return provider_ != nullptr; }
+  bool tls() const { return files_ != nullptr; }
   bool insecure() const { return options_.insecure; }
   // Whether other hosts may be spoken to.
   bool open() const { return tls() || insecure(); }
-  const std::string& cert_path() const { return options_.cert; }
+  const SecurityOptions& options() const { return options_; }
+  // With TLS: what is in use; null without.
+  const CredentialFiles* files() const { return files_.get(); }
 
   // INVALID_ARGUMENT where nothing protects what others would see. `option` is for the message.
   absl::Status CheckListen(const HostPort& address, absl::string_view option) const;
@@ -60,7 +62,7 @@ class Security {
   Security() = default;
 
   SecurityOptions options_;
-  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
+  std::shared_ptr<CredentialFiles> files_;
   std::shared_ptr<TokenFile> tokens_;
 };
 

@@ -2,17 +2,28 @@
 
 #include <utility>
 
-#include "common/security/certificate.h"
 #include "common/security/refusals.h"
 
 namespace zeroshard::security {
 
+namespace {
+
+prometheus::MetricFamily Family(const char* name, const char* help, prometheus::MetricType type) {
+  prometheus::MetricFamily family;
+  family.name = name;
+  family.help = help;
+  family.type = type;
+  return family;
+}
+
+}  // namespace
+
 std::vector<prometheus::MetricFamily> SecurityMetrics::Collect() const {
   std::vector<prometheus::MetricFamily> families;
-  prometheus::MetricFamily refused;
-  refused.name = "zeroshard_rpc_refused_total";
-  refused.help = "Calls and connections that were refused: unknown callers, roles, floods.";
-  refused.type = prometheus::MetricType::Counter;
+  prometheus::MetricFamily refused =
+      Family("zeroshard_rpc_refused_total",
+             "Calls and connections that were refused: unknown callers, roles, floods, handshakes.",
+             prometheus::MetricType::Counter);
   for (const Refusal refusal : kAllRefusals) {
     prometheus::ClientMetric metric;
     metric.label.push_back({"reason", NameOf(refusal)});
@@ -20,21 +31,22 @@ std::vector<prometheus::MetricFamily> SecurityMetrics::Collect() const {
     refused.metric.push_back(std::move(metric));
   }
   families.push_back(std::move(refused));
-  if (security_->cert_path().empty()) return families;
+  const CredentialFiles* const files = security_->files();
+  if (files == nullptr) return families;
 
-  const absl::StatusOr<Certificate> certificate = ReadCertificate(security_->cert_path());
-  prometheus::MetricFamily expiry;
-  expiry.name = "zeroshard_tls_certificate_expiry_timestamp_seconds";
-  expiry.help = "When this process's certificate ends, in seconds since 1970.";
-  expiry.type = prometheus::MetricType::Gauge;
-  prometheus::ClientMetric metric;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (certificate.ok())
-      expiry_ = absl::ToDoubleSeconds(certificate->not_after - absl::UnixEpoch());
-    metric.gauge.value = expiry_;
-  }
-  expiry.metric.push_back(std::move(metric));
+  prometheus::MetricFamily failures =
+      Family("zeroshard_tls_certificate_reload_failures_total",
+             "Times that changed TLS files were of no use: what was read before stays in use.",
+             prometheus::MetricType::Counter);
+  failures.metric.emplace_back().counter.value = static_cast<double>(files->refused());
+  families.push_back(std::move(failures));
+  if (files->expiry() == absl::InfiniteFuture()) return families;
+
+  prometheus::MetricFamily expiry = Family(
+      "zeroshard_tls_certificate_expiry_timestamp_seconds",
+      "When the certificate in use ends, in seconds since 1970.", prometheus::MetricType::Gauge);
+  expiry.metric.emplace_back().gauge.value =
+      absl::ToDoubleSeconds(files->expiry() - absl::UnixEpoch());
   families.push_back(std::move(expiry));
   return families;
 }

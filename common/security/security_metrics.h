@@ -1,8 +1,8 @@
-// zeroshard_tls_certificate_expiry_timestamp_seconds and zeroshard_rpc_refused_total.
+// zeroshard_rpc_refused_total, and with TLS zeroshard_tls_certificate_expiry_timestamp_seconds and
+// zeroshard_tls_certificate_reload_failures_total.
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "common/security/security.h"
@@ -11,7 +11,7 @@
 
 namespace zeroshard::security {
 
-// Read when they are asked for: a certificate that was renewed shows its new end. Thread-safe.
+// Of the certificate in use, which is not always the one in the file. Thread-safe.
 class SecurityMetrics : public prometheus::Collectable {
  public:
   explicit SecurityMetrics(std::shared_ptr<const Security> security)
@@ -21,8 +21,6 @@ class SecurityMetrics : public prometheus::Collectable {
 
  private:
   const std::shared_ptr<const Security> security_;
-  mutable std::mutex mutex_;
-  mutable double expiry_ = 0;  // the last one that could be read
 };
 
 }  // namespace zeroshard::security

@@ -75,10 +75,11 @@ absl::Status NormaliseResources(v1::JobSpec* spec) {
     return status;
   }
   if (resources->min_workers() == 0) resources->set_min_workers(resources->workers());
-  if (resources->min_workers() != resources->workers()) {
+  // Any number goes: micro-batches need not divide among ranks, the last round may be ragged.
+  if (resources->min_workers() > resources->workers()) {
     return Bad("resources.min_workers: seen ", resources->min_workers(),
-               ", wanted resources.workers, which is ", resources->workers(),
-               ": this version does not resize a running job; remove the key");
+               ", wanted at most resources.workers, which is ", resources->workers(),
+               ": with as many or more the job runs, with fewer it waits");
   }
   return absl::OkStatus();
 }

@@ -163,6 +163,7 @@ uint64_t RankNeed::Device() const {
 }
 
 std::vector<RankNeed> NeedsOf(const v1::JobSpec& spec, const std::vector<v1::ShardPlan>& plan) {
+  if (plan.empty()) return {};  // nothing is known of it
   std::vector<RankNeed> needs;
   for (const v1::ShardPlan& rank : plan) needs.push_back({rank, 0});
   if (spec.checkpoint().dir().empty() || IsOffloaded(spec)) return needs;

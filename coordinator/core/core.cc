@@ -22,9 +22,11 @@ Core::Core(const CoreOptions& options, LoadedState state, const std::string& new
     run.last = loaded.last;
     run.sampled = std::move(loaded.sampled);
     // The log is written before the history: a crash between them leaves the row ahead of it.
+    RestoreGoingBack(run, loaded);
     if (run.job.state != v1::JOB_STATE_COMPLETED) {
       run.job.committed_step = std::max(run.job.first_step - 1, run.last.step());
     }
+    run.furthest = run.job.committed_step;
     for (auto& [rank, record] : loaded.ranks) {
       if (rank != run.ranks.size()) break;
       run.ranks.emplace_back().record = std::move(record);
@@ -52,6 +54,7 @@ Decision Core::Start(const Moment& given) {
   counters_["term"] = ++term_;
   out.records.push_back(ClusterRecord{cluster_id_});
   out.records.push_back(CounterRecord{"term", term_});
+  members_back_ = moment.now + options_.member_timeout + options_.return_grace;
   out.reasons.push_back(absl::StrCat("term ", term_, " of cluster ", cluster_id_));
   for (auto& [run_id, run] : runs_) {
     if (IsEnded(run.job.state)) {
@@ -66,8 +69,10 @@ Decision Core::Start(const Moment& given) {
     out.actions.push_back(JobAppears{run.job.spec.name(), run.job.spec});
     ShowChange(run, &out);
     if (run.offload != nullptr) StartOffload(run, moment, &out);
+    if (!run.Live() && run.offload == nullptr) StartGoingBack(run, moment, &out);
     if (!run.Live()) continue;
     run.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
+    run.opened = moment.now;
     run.start_deadline = *run.return_deadline + StartTimeout(run.job.spec);
     WakeBy(*run.return_deadline);
     WakeBy(run.start_deadline);
@@ -142,6 +147,14 @@ void Core::On(const Tick& event, const Moment& moment, Decision* out) {
   CheckMembers(moment, out);
   CheckRuns(moment, out);
   CheckLeftovers(moment, out);
+  if (!schedule_by_ || moment.now < *schedule_by_) return;
+  schedule_by_.reset();
+  schedule_again_ = true;
+}
+
+void Core::ScheduleBy(absl::Duration when) {
+  schedule_by_ = std::min(when, schedule_by_.value_or(when));
+  WakeBy(when);
 }
 
 // In steps of 10 ms: a thousand ranks that wait with nearly one deadline make one tick.

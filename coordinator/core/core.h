@@ -129,7 +129,19 @@ class Core {
   void GoOnFrom(const Checkpoint& checkpoint, Run* run) const;
   void Schedule(const Moment& moment, Decision* out);
   // Idle workers that compute alike where that matters, and have the memory. Empty, and why not.
-  std::vector<Member*> Choose(Run& run, std::string* why_not);
+  // With too few for all of its ranks it waits for some time, and then takes what there is, down to
+  // resources.min_workers.
+  std::vector<Member*> Choose(Run& run, const Moment& moment, std::string* why_not);
+  std::vector<Member*> ChooseFor(Run& run, uint32_t ranks, std::string* why_not);
+  // It needs more workers than there are, also among those that may be back at once: nobody has to
+  // wait until more come.
+  bool WantsMoreThanThereAre(const Run& run, const Moment& moment);
+  // Idle workers that an offloaded job could take in, which runs with fewer than it wants.
+  bool CanGrow(const Run& run, const Moment& moment);
+  // Live members that were given a rank of it: any, or rank 0, which completes checkpoints.
+  const Member* StillHas(const Run& run, bool rank_zero) const;
+  // The queue is to be looked at again then.
+  void ScheduleBy(absl::Duration when);
   void OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
                       Decision* out);
   void SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
@@ -152,7 +164,7 @@ class Core {
   absl::Status WorkersCanHold(const v1::JobSpec& spec,
                               const std::vector<v1::ShardPlan>& plan) const;
   // Counted once.
-  static const std::vector<RankNeed>& Needs(Run& run);
+  static const std::vector<RankNeed>& Needs(Run& run, uint32_t ranks);
   bool NoneCanHold(Run& run) const;
   bool HasStores() const;
   // As PickWorkers; empty, and `shortage`.
@@ -171,6 +183,8 @@ class Core {
   void On(const SnapshotsOpened& event, const Moment& moment, Decision* out);
   void On(const SnapshotBegun& event, const Moment& moment, Decision* out);
   void On(const SnapshotCompleted& event, const Moment& moment, Decision* out);
+  void On(const NewestFound& event, const Moment& moment, Decision* out);
+  void On(const HistoryTruncated& event, const Moment& moment, Decision* out);
   absl::Status CheckFence(const v1::Fence& fence, Run** run, RankState** rank);
   void Heard(Run& run, RankState& rank, const v1::Progress* progress, const Moment& moment,
              Decision* out);
@@ -201,6 +215,25 @@ class Core {
   void CheckSave(Run& run, const Moment& moment, Decision* out);
   // Ends a run that was saving or whose ranks were; `trouble`: what kept them from it.
   void EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out);
+
+  // core_going_back.cc: jobs whose state is on their ranks, some of which are lost
+  // Such a loss is no end of it: it has a folder of checkpoints, and nobody wants it to end.
+  static bool GoesBack(const Run& run);
+  // Its start failed for what a process does that was given up and lives on: it still holds the
+  // folder, or has completed a newer checkpoint and deleted the one that was found.
+  static bool FolderIsNotLeftYet(const Run& run);
+  // Ends the generation, or where that led nowhere too often the job.
+  void GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out);
+  void Look(Run& run, const Moment& moment, Decision* out);
+  void LookAgain(Run& run, const Moment& moment, Decision* out);
+  void GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
+                Decision* out);
+  static void CutHistory(Run& run, Decision* out);
+  // As Reopen.
+  bool ReopenRanks(Run& run, const std::string& ahead, const Moment& moment, Decision* out,
+                   std::string* why);
+  static void RestoreGoingBack(Run& run, const LoadedJob& loaded);
+  void StartGoingBack(Run& run, const Moment& moment, Decision* out);
 
   // core_stores.cc: the stores of offloaded jobs (`run.offload` is there)
   const Member* MemberOf(const StoreSlot& slot) const;
@@ -335,6 +368,8 @@ class Core {
   uint64_t next_order_ = 1;
   uint64_t next_evidence_ = 1;
   bool schedule_again_ = false;
+  std::optional<absl::Duration> schedule_by_;
+  absl::Duration members_back_;    // after a start: by then those that live have said Hello
   std::set<std::string> touched_;  // runs whose stores are to be told something
   std::map<std::pair<std::string, std::string>, Leftover> leftovers_;  // by member and run id
   std::vector<std::string> forgotten_;  // to be erased when nobody holds them any more

@@ -1,5 +1,6 @@
 // Which jobs are taken, by the memory of the workers that are here.
 #include "absl/strings/str_cat.h"
+#include "common/plan/planner.h"
 #include "coordinator/core/admission.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
@@ -49,11 +50,22 @@ bool Core::HasStores() const {
   return false;
 }
 
-const std::vector<RankNeed>& Core::Needs(Run& run) {
-  if (run.needs.empty()) run.needs = NeedsOf(run.job.spec, run.job.plan);
-  return run.needs;
+const std::vector<RankNeed>& Core::Needs(Run& run, uint32_t ranks) {
+  const auto [needs, fresh] = run.needs.try_emplace(ranks);
+  if (!fresh) return needs->second;
+  if (run.job.plan.size() == ranks || run.job.plan.empty()) {
+    needs->second = NeedsOf(run.job.spec, run.job.plan);
+    return needs->second;
+  }
+  v1::JobSpec spec = run.job.spec;
+  spec.mutable_resources()->set_workers(ranks);
+  const auto plan = PlanShards(spec);
+  if (plan.ok()) needs->second = NeedsOf(spec, *plan);
+  return needs->second;
 }
 
-bool Core::NoneCanHold(Run& run) const { return CannotHold(Needs(run), WorkerRooms()); }
+bool Core::NoneCanHold(Run& run) const {
+  return CannotHold(Needs(run, run.job.spec.resources().workers()), WorkerRooms());
+}
 
 }  // namespace zeroshard::coordinator

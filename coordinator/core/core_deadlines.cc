@@ -23,6 +23,7 @@ bool Saves(const RankState& rank) { return rank.progress.phase() == kSavingPhase
 void Core::CheckRuns(const Moment& moment, Decision* out) {
   for (auto& [run_id, run] : runs_) {
     if (run.offload != nullptr && !IsEnded(run.job.state)) CheckOffload(run, moment, out);
+    if (run.look_again && moment.now >= *run.look_again) LookAgain(run, moment, out);
     if (!run.Live()) continue;
     const auto describe = [&](uint32_t rank) { return DescribeRank(run, rank, moment); };
     run.generation->Expire(moment.now, describe, out);

@@ -66,6 +66,7 @@ void Core::On(const Submit& event, const Moment& moment, Decision* out) {
   run.job.plan = event.plan;
   run.job.submitted_unix_ms = moment.unix_ms;
   if (event.from) GoOnFrom(*event.from, &run);
+  run.furthest = run.job.committed_step;
   if (IsOffloaded(event.spec)) {
     run.offload = std::make_unique<OffloadedRun>();
     run.offload->needs = *MakeStoreNeeds(event.spec, options_.chunk_elements);
@@ -140,19 +141,22 @@ void Core::Schedule(const Moment& moment, Decision* out) {
     const auto entry = by_order_.find(order);
     if (entry == by_order_.end()) continue;
     Run& run = runs_.at(entry->second);
-    if (run.Live() || run.offload == nullptr || run.job.state != v1::JOB_STATE_RECOVERING) continue;
+    if (run.Live() || run.job.state != v1::JOB_STATE_RECOVERING) continue;
     std::string reason;
-    if (Reopen(run, ahead, moment, out, &reason)) {
+    if (run.offload == nullptr ? ReopenRanks(run, ahead, moment, out, &reason)
+                               : Reopen(run, ahead, moment, out, &reason)) {
       if (run.job.saving && !IsEnded(run.job.state) && run.job.reason != kSavingReason) {
         run.job.reason = kSavingReason;
         out->actions.push_back(RunChanged{run.job.run_id});
       }
       continue;
     }
-    const bool needs_ranks = !run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
-                                                 MissesEvaluation(run));
+    const bool needs_ranks = run.offload == nullptr ||
+                             (!run.job.saving && (run.job.committed_step != run.job.spec.steps() ||
+                                                  MissesEvaluation(run)));
     // Stores that were there come back soon or not at all.
-    const bool gives_way = run.offload->gave_way;
+    const bool gives_way =
+        (run.offload != nullptr && run.offload->gave_way) || WantsMoreThanThereAre(run, moment);
     if (ahead.empty() && needs_ranks && !gives_way) ahead = run.job.run_id;
     reason = absl::StrCat(run.job.saving ? kSavingReason : "recovering", ": ", reason);
     if (run.job.reason == reason) continue;
@@ -170,7 +174,7 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       std::vector<uint32_t> placement;
       std::vector<Member*> chosen;
       if (run.offload == nullptr || PlaceNew(run, moment.now, &stores, &placement, &reason)) {
-        chosen = Choose(run, &reason);
+        chosen = Choose(run, moment, &reason);
       }
       if (!chosen.empty()) {
         if (run.offload != nullptr) {
@@ -179,8 +183,9 @@ void Core::Schedule(const Moment& moment, Decision* out) {
         OpenGeneration(run, chosen, moment, out);
         continue;
       }
-      // Who waits for larger workers than there are does not hold up those whom these can hold.
-      if (!NoneCanHold(run)) ahead = run_id;
+      // Who waits for more or larger workers than there are does not hold up those whom these can
+      // hold. Once there are enough it is first.
+      if (!NoneCanHold(run) && !WantsMoreThanThereAre(run, moment)) ahead = run_id;
     } else {
       reason = absl::StrCat("behind ", ahead, " in the queue");
     }
@@ -190,52 +195,6 @@ void Core::Schedule(const Moment& moment, Decision* out) {
       out->reasons.push_back(absl::StrCat(run_id, " is QUEUED: ", reason));
     }
   }
-}
-
-std::vector<Member*> Core::Choose(Run& run, std::string* why_not) {
-  const v1::JobSpec& spec = run.job.spec;
-  const size_t wanted = spec.resources().workers();
-  // A deterministic job runs on processes that compute alike.
-  std::map<std::string, std::vector<Member*>> groups;
-  size_t idle = 0;
-  size_t workers = 0;
-  for (auto& [name, member] : members_.all()) {
-    if (member.lost || member.hello.kind() != v1::MEMBER_KIND_WORKER) continue;
-    ++workers;
-    if (member.session == 0 || member.assignment || member.says_running) continue;
-    ++idle;
-    groups[spec.deterministic() ? member.hello.fingerprint() : ""].push_back(&member);
-  }
-  const std::vector<RankNeed>& needs = Needs(run);
-  std::vector<Member*> best;
-  size_t best_of = 0;
-  std::string shortage;
-  for (auto& [fingerprint, group] : groups) {
-    if (group.size() < wanted || group.size() <= best_of) continue;
-    // Without a plan nothing is known of what it takes.
-    std::vector<Member*> chosen =
-        needs.size() == wanted ? WithRoom(needs, group, &shortage) : group;
-    if (chosen.empty()) continue;
-    best = std::move(chosen);
-    best_of = group.size();
-  }
-  if (!best.empty()) {
-    best.resize(wanted);
-    return best;
-  }
-  *why_not = absl::StrCat("needs ", wanted, wanted == 1 ? " worker, " : " workers, ", idle,
-                          " idle of ", workers);
-  if (!shortage.empty()) {
-    absl::StrAppend(why_not, ", whose memory does not hold it: ", shortage);
-  } else if (spec.deterministic() && idle >= wanted) {
-    std::vector<std::string> kinds;
-    for (const auto& [fingerprint, group] : groups) {
-      kinds.push_back(absl::StrCat(group.size(), " of ", Quoted(fingerprint)));
-    }
-    absl::StrAppend(why_not, ", but a deterministic job needs them with one numeric fingerprint: ",
-                    AtMostThree(kinds));
-  }
-  return {};
 }
 
 void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const Moment& moment,
@@ -259,8 +218,14 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
     state.last_advance = moment.now;
     names.push_back(member.hello.name());
   }
+  if (run.World() == run.job.spec.resources().workers()) run.short_since.reset();
+  if (!run.job.plan.empty() && run.job.plan.size() != members.size()) {
+    run.job.plan.clear();
+    for (const RankNeed& need : Needs(run, run.World())) run.job.plan.push_back(need.plan);
+  }
   run.generation = std::make_unique<Generation>(options_, run_id, run.job.generation, run.World());
   out->actions.push_back(Measure{MetricKind::kGeneration, run.job.spec.name(), 1});
+  run.opened = moment.now;
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
   // A run that recovers is RECOVERING until it runs again.
@@ -270,7 +235,11 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
       absl::StrCat("generation ", run.job.generation, " on ",
                    names.size() <= 8 ? absl::StrJoin(names, ", ")
                                      : absl::StrCat(names.size(), " workers, ", names.front(),
-                                                    " to ", names.back())),
+                                                    " to ", names.back()),
+                   run.World() < run.job.spec.resources().workers()
+                       ? absl::StrCat("; ", run.World(), " of ", run.job.spec.resources().workers(),
+                                      " workers, as resources.min_workers allows")
+                       : ""),
       moment, out);
   for (const RankState& rank : run.ranks) out->records.push_back(rank.record);
   if (run.offload != nullptr) {
@@ -330,6 +299,8 @@ void Core::EndJob(Run& run, v1::JobState state, const std::string& reason, const
   if (run.offload != nullptr) EndOffload(run, reason, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
+  run.first_sign.reset();
+  run.look_again.reset();
   run.job.saving = false;
   run.job.ended_unix_ms = moment.unix_ms;
   SetState(run, state, reason, moment, out);
@@ -361,8 +332,8 @@ void Core::CloseGeneration(Run& run, const std::string& reason, bool forget_rank
 
 void Core::SetRunning(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
   SetState(run, v1::JOB_STATE_RUNNING, reason, moment, out);
-  if (run.offload == nullptr || !run.offload->first_sign) return;
-  const absl::Duration took = moment.now - *std::exchange(run.offload->first_sign, std::nullopt);
+  if (!run.first_sign) return;
+  const absl::Duration took = moment.now - *std::exchange(run.first_sign, std::nullopt);
   out->actions.push_back(
       Measure{MetricKind::kRecoverySeconds, run.job.spec.name(), absl::ToDoubleSeconds(took)});
 }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxLogLines = 1000;      // of one message
 constexpr size_t kMaxLogLineBytes = 8192;  // longer ones are cut
+constexpr size_t kMaxReasonBytes = 1024;   // likewise
 
 std::string NameOfMember(const Member& member) {
   return absl::StrCat(member.hello.name(), " on ", member.hello.host());
@@ -201,7 +202,7 @@ void Core::OnLog(const Member& member, const v1::LogLines& lines, Decision* out)
                                           " more lines of this message were dropped)"));
       break;
     }
-    action.lines.push_back(line.substr(0, kMaxLogLineBytes));
+    action.lines.push_back(CutText(line, kMaxLogLineBytes));
   }
   out->actions.push_back(std::move(action));
 }
@@ -215,10 +216,10 @@ void Core::OnUnreachable(const v1::Unreachable& report, const Moment& moment, De
   }
   RankState& peer = run->ranks[report.peer_rank()];
   if (peer.record.ended) return;
-  peer.accusers[report.running().rank()] = report.reason().substr(0, 1024);
+  peer.accusers[report.running().rank()] = CutText(report.reason(), kMaxReasonBytes);
   BeginFailure(*run,
                absl::StrCat("rank ", report.running().rank(), " cannot reach rank ",
-                            report.peer_rank(), ": ", report.reason().substr(0, 1024)),
+                            report.peer_rank(), ": ", CutText(report.reason(), kMaxReasonBytes)),
                moment, out);
 }
 
@@ -257,6 +258,7 @@ void Core::On(const ReportExit& event, const Moment& moment, Decision* out) {
       if (rank.evidence_order == 0) rank.evidence_order = next_evidence_++;
       BeginFailure(run, absl::StrCat("rank ", rank.record.rank, ": ", how), moment, out);
       MaybeConclude(run, moment, out);
+      break;  // a run that goes on has other ranks now
     }
   }
   Member* member = members_.Find(body.member());

@@ -21,12 +21,13 @@ void Core::Recover(Run& run, const std::string& reason, const Moment& moment, De
   OffloadedRun& o = *run.offload;
   // Ranks that wait for longer than they may for a step which is not to be decided.
   const bool held_up = WaitsForSave(run);
-  if (cause != Cause::kPlanned && !held_up && !o.first_sign) o.first_sign = moment.now;
+  if (cause != Cause::kPlanned && !held_up && !run.first_sign) run.first_sign = moment.now;
+  if (cause != Cause::kPlanned) run.short_since.reset();
   if (cause == Cause::kFailure && !held_up) {
-    if (++o.recoveries > kMaxRecoveries && run.job.committed_step == run.job.spec.steps() &&
+    if (++run.recoveries > kMaxRecoveries && run.job.committed_step == run.job.spec.steps() &&
         MissesEvaluation(run)) {
       GiveUpEvaluation(run, reason, moment, out);
-    } else if (o.recoveries > kMaxRecoveries) {
+    } else if (run.recoveries > kMaxRecoveries) {
       EndSaved(
           run,
           absl::StrCat(kMaxRecoveries,
@@ -94,7 +95,7 @@ bool Core::Reopen(Run& run, const std::string& ahead, const Moment& moment, Deci
     *why = "waits until the shard stores that were asked to leave are gone";
     return false;
   }
-  const std::vector<Member*> chosen = Choose(run, why);
+  const std::vector<Member*> chosen = Choose(run, moment, why);
   if (chosen.empty()) return false;
   OpenGeneration(run, chosen, moment, out);
   return true;

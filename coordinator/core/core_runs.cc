@@ -210,7 +210,10 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     }
     committed = record.step();
     action.records.push_back(record);
-    action.records.back().clear_steps_lost();
+    // The first after a loss: what tells of later losses than the checkpoint's was cut with them.
+    action.records.back().set_steps_lost(committed == run->job.first_step
+                                             ? run->job.steps_lost - run->job.checkpoint_steps_lost
+                                             : 0);
     if (record.skipped()) {
       out->actions.push_back(Measure{MetricKind::kNonFinite, run->job.spec.name(), 1});
     }
@@ -222,10 +225,12 @@ void Core::On(const ReportSteps& event, const Moment& moment, Decision* out) {
     if (run->first.step() == 0) run->first = action.records.front();
     run->last = action.records.back();
     run->job.committed_step = committed;
-    PassedStep(*run, committed);
-    if (run->job.state == v1::JOB_STATE_PLACING) {
-      SetState(*run, v1::JOB_STATE_RUNNING, "the first step is done", moment, out);
+    if (committed > run->furthest) {
+      run->furthest = committed;
+      run->recoveries = 0;
     }
+    PassedStep(*run, committed);
+    if (Starting(*run)) SetRunning(*run, "the first step is done", moment, out);
     out->actions.push_back(std::move(action));
     out->actions.push_back(RunChanged{run->job.run_id});
   }
@@ -377,10 +382,10 @@ void Core::BeginFailure(Run& run, const std::string& first_sign, const Moment& m
   run.verdict_deadline = moment.now + options_.verdict_grace;
   run.return_deadline.reset();
   run.steps_deadline.reset();
+  if (!run.first_sign) run.first_sign = moment.now;
   if (run.offload == nullptr) {
     run.save_deadline.reset();
   } else {
-    if (!run.offload->first_sign) run.offload->first_sign = moment.now;
     AnswerPending(run, absl::AbortedError(first_sign), out);
   }
   WakeBy(*run.verdict_deadline);
@@ -447,6 +452,10 @@ void Core::MaybeConclude(Run& run, const Moment& moment, Decision* out) {
   }
   if (run.offload != nullptr && !blame.own_error) {
     Recover(run, reason, moment, out);
+    return;
+  }
+  if (GoesBack(run) && (!blame.own_error || FolderIsNotLeftYet(run))) {
+    GoBack(run, reason, moment, out);
     return;
   }
   EndSaved(run, reason, moment, out);

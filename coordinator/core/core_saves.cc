@@ -115,6 +115,7 @@ absl::Status Core::TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body,
       run.job.checkpoint = record;
       run.job.checkpoint.set_path(record.path().substr(0, kMaxPathBytes));
       run.job.checkpoint.set_message(record.message().substr(0, kMaxMessageBytes));
+      run.job.checkpoint_steps_lost = run.job.steps_lost;  // told by a step of this generation
       out->records.push_back(run.job);
     }
     const std::string text = Describe(record).substr(0, kMaxMessageBytes);
@@ -188,6 +189,11 @@ absl::Status Core::SaveAndCancel(Run& run, const Moment& moment, Decision* out) 
                                                       ") is ", run.job.reason,
                                                       "; it can save nothing any more"));
   }
+  if (run.job.state == v1::JOB_STATE_RECOVERING) {
+    EndJob(run, v1::JOB_STATE_CANCELLED,
+           absl::StrCat("cancelled by a client while its ranks were lost", Hint(run)), moment, out);
+    return absl::OkStatus();
+  }
   if (run.job.state != v1::JOB_STATE_RUNNING) {
     EndJob(run, v1::JOB_STATE_CANCELLED,
            "cancelled by a client; it had not started, so that there was nothing to save", moment,
@@ -211,7 +217,12 @@ void Core::MaybeSaved(Run& run, const Moment& moment, Decision* out) {
     if (!rank.record.ended) return;
     any |= !rank.record.end.completed();
   }
-  if (any) EndSaved(run, "", moment, out);  // else it is complete
+  if (!any) return;  // it is complete
+  if (GoesBack(run)) {
+    GoBack(run, WhatRanksSay(run), moment, out);
+  } else {
+    EndSaved(run, "", moment, out);
+  }
 }
 
 void Core::CheckSave(Run& run, const Moment& moment, Decision* out) {
@@ -222,10 +233,14 @@ void Core::CheckSave(Run& run, const Moment& moment, Decision* out) {
   const char* since = run.save_advanced ? "the last sign that the save advanced"
                       : run.job.saving  ? "being told to save"
                                         : "the first";
-  EndSaved(run,
-           absl::StrCat(missing.size(), " of ", run.World(), " ranks had not stopped within ",
-                        Age(SaveLimit(run)), " of ", since, ": ", AtMostThree(missing)),
-           moment, out);
+  const std::string trouble =
+      absl::StrCat(missing.size(), " of ", run.World(), " ranks had not stopped within ",
+                   Age(SaveLimit(run)), " of ", since, ": ", AtMostThree(missing));
+  if (GoesBack(run)) {
+    GoBack(run, trouble, moment, out);
+  } else {
+    EndSaved(run, trouble, moment, out);
+  }
 }
 
 void Core::EndSaved(Run& run, const std::string& trouble, const Moment& moment, Decision* out) {

@@ -185,7 +185,7 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
   if (pending.record.skipped()) {
     out->actions.push_back(Measure{MetricKind::kNonFinite, run.job.spec.name(), 1});
   }
-  o.recoveries = 0;
+  run.recoveries = 0;
   for (RankState& rank : run.ranks) rank.last_advance = moment.now;
   PassedStep(run, step);
   for (StoreSlot& slot : o.slots) slot.last_change = moment.now;
@@ -208,6 +208,14 @@ void Core::DecideStep(Run& run, const Moment& moment, Decision* out) {
             absl::StrCat("after step ", step,
                          ": a shard store has room for the replicas that chunks lack"),
             moment, out, Cause::kPlanned);
+    return;
+  }
+  if (CanGrow(run, moment)) {
+    run.short_since = moment.now - options_.replacement_grace;  // who is idle is there
+    Recover(run,
+            absl::StrCat("after step ", step, ": a worker is idle, and the job has ", run.World(),
+                         " of ", run.job.spec.resources().workers()),
+            moment, out, Cause::kPlanned);
   }
 }
 
@@ -226,7 +234,7 @@ void Core::GiveUpEvaluation(Run& run, const std::string& reason, const Moment& m
                             Decision* out) {
   OffloadedRun& o = *run.offload;
   o.evaluation_deadline.reset();
-  o.recoveries = 0;
+  run.recoveries = 0;
   if (!MissesEvaluation(run)) return;
   AddEvent(run,
            absl::StrCat("the loss on the validation set after step ", run.job.committed_step,
@@ -336,7 +344,7 @@ void Core::StartOffload(Run& run, const Moment& moment, Decision* out) {
   }
   o.return_deadline = moment.now + options_.member_timeout + options_.return_grace;
   WakeBy(*o.return_deadline);
-  if (job.state == v1::JOB_STATE_RECOVERING) o.first_sign = moment.now;
+  if (job.state == v1::JOB_STATE_RECOVERING) run.first_sign = moment.now;
   if (job.saving) {
     run.save_deadline = *o.return_deadline + SaveTimeout(job.spec);
     WakeBy(*run.save_deadline);
@@ -382,7 +390,7 @@ void Core::MaybeFinish(Run& run, const Moment& moment, Decision* out) {
   }
   if (ReplicasDiffer(run, moment, out)) return;
   run.job.weights_digest = digest.Hex();
-  const uint32_t world = run.job.spec.resources().workers();
+  const uint32_t world = run.World() == 0 ? run.job.spec.resources().workers() : run.World();
   EndJob(run, v1::JOB_STATE_COMPLETED,
          absl::StrCat(committed, " steps done on ", world, world == 1 ? " rank" : " ranks"), moment,
          out);
@@ -408,7 +416,6 @@ void Core::EndOffload(Run& run, const std::string& reason, const Moment& moment,
     slot.bytes = trouble.bytes;
     ForgetOn(run, slot, moment, out);
   }
-  o.first_sign.reset();
   o.return_deadline.reset();
   o.finish_deadline.reset();
   o.evaluation_deadline.reset();

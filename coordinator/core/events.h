@@ -104,6 +104,16 @@ struct SnapshotCompleted {
   uint64_t step = 0;
   v1::CheckpointRecord record;  // complete, or abandoned and why
 };
+// What became of FindNewest: the newest checkpoint that the run has written and that is complete;
+// none: it wrote none that is there.
+struct NewestFound {
+  std::string run_id;
+  absl::StatusOr<std::optional<Checkpoint>> checkpoint;
+};
+// TruncateHistory was carried out.
+struct HistoryTruncated {
+  std::string run_id;
+};
 // The caller went away: no answer is wanted any more.
 struct RequestDropped {
   RequestId request = 0;
@@ -111,9 +121,10 @@ struct RequestDropped {
 // Time has passed. Sent at the latest when Core::NextDeadline says so.
 struct Tick {};
 
-using Event = std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps,
-                           ReportEnd, ReportExit, Submit, Cancel, CommitStep, SnapshotsOpened,
-                           SnapshotBegun, SnapshotCompleted, RequestDropped, Tick>;
+using Event =
+    std::variant<MemberSaid, SessionClosed, PutKey, GetKey, ArriveAtBarrier, ReportSteps, ReportEnd,
+                 ReportExit, Submit, Cancel, CommitStep, SnapshotsOpened, SnapshotBegun,
+                 SnapshotCompleted, NewestFound, HistoryTruncated, RequestDropped, Tick>;
 
 // --- actions ------------------------------------------------------------------------------------
 
@@ -157,10 +168,21 @@ struct AppendLog {
   std::vector<std::string> lines;
 };
 // The history and samples of this run from `first_step` on are of a future that was given up.
+// Answered by HistoryTruncated.
 struct TruncateHistory {
   std::string job;
   std::string run_id;
   uint64_t first_step = 1;
+};
+// Looks in the run's folder of checkpoints for the newest one that it wrote itself; answered by
+// NewestFound. One of `committed_step` or before is preferred: of later ones the history does not
+// tell. Ids of runs may be alike on other coordinators: what was written before `since_unix_ms` is
+// another one's.
+struct FindNewest {
+  std::string run_id;
+  std::string dir;
+  uint64_t committed_step = 0;
+  int64_t since_unix_ms = 0;
 };
 // The coordinator owns the checkpoint folder of an offloaded job: takes its lock; answered by
 // SnapshotsOpened. Once a run and coordinator.
@@ -232,10 +254,10 @@ struct Measure {
   double value = 0;
 };
 
-using Action =
-    std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory, AppendSamples,
-                 AppendLog, TruncateHistory, OpenSnapshots, BeginSnapshot, CompleteSnapshot,
-                 AbandonSnapshot, CloseSnapshots, RunChanged, JobAppears, JobChanges, Measure>;
+using Action = std::variant<SendToSession, CloseSession, Reply, PrepareFolder, AppendHistory,
+                            AppendSamples, AppendLog, TruncateHistory, FindNewest, OpenSnapshots,
+                            BeginSnapshot, CompleteSnapshot, AbandonSnapshot, CloseSnapshots,
+                            RunChanged, JobAppears, JobChanges, Measure>;
 
 // Records are made durable first, all or none; then the actions are carried out in order.
 struct Decision {

@@ -5,15 +5,34 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
 namespace {
 
+constexpr size_t kMostTextBytes = 256;
+
+// What is said of members goes to terminals, logs and pages: nothing of it may be more than text.
+std::string WhatIsWrongWith(absl::string_view what, absl::string_view text) {
+  if (text.size() > kMostTextBytes) {
+    return absl::StrCat("the ", what, " of the Hello has ", text.size(), " bytes, wanted at most ",
+                        kMostTextBytes, ": ", Quoted(text));
+  }
+  const auto odd = std::find_if_not(text.begin(), text.end(), absl::ascii_isprint);
+  if (odd == text.end()) return "";
+  return absl::StrFormat(
+      "the %s of the Hello, %s, has the byte 0x%02x at %d; wanted printable ASCII alone", what,
+      Quoted(text), static_cast<unsigned char>(*odd), odd - text.begin());
+}
+
 // Empty when the Hello is well formed.
 std::string WhatIsWrong(const v1::Hello& hello) {
   if (hello.kind() != v1::MEMBER_KIND_WORKER && hello.kind() != v1::MEMBER_KIND_STORE) {
-    return "the member kind is neither worker nor store";
+    return absl::StrCat("the member kind ", static_cast<int>(hello.kind()), " is neither worker (",
+                        static_cast<int>(v1::MEMBER_KIND_WORKER), ") nor store (",
+                        static_cast<int>(v1::MEMBER_KIND_STORE),
+                        "): is the member of another version than this coordinator?");
   }
   if (!IsName(hello.name())) {
     return absl::StrCat("the member name ", Quoted(hello.name()), " is not ", kNameRule);
@@ -22,10 +41,15 @@ std::string WhatIsWrong(const v1::Hello& hello) {
   if (id.size() != 32 || !std::all_of(id.begin(), id.end(), absl::ascii_isxdigit)) {
     return absl::StrCat("the incarnation ", Quoted(id), " is not 32 hex digits");
   }
-  for (const std::string* text :
-       {&hello.host(), &hello.address(), &hello.version(), &hello.device(), &hello.fingerprint(),
-        &hello.metrics_address()}) {
-    if (text->size() > 256) return "a text of the Hello is longer than 256 bytes";
+  const std::pair<absl::string_view, const std::string&> texts[] = {
+      {"host", hello.host()},
+      {"address", hello.address()},
+      {"version", hello.version()},
+      {"device", hello.device()},
+      {"fingerprint", hello.fingerprint()},
+      {"metrics address", hello.metrics_address()}};
+  for (const auto& [what, text] : texts) {
+    if (std::string wrong = WhatIsWrongWith(what, text); !wrong.empty()) return wrong;
   }
   return "";
 }

@@ -106,8 +106,6 @@ struct OffloadedRun {
   bool parting_failed = false;
 
   bool assigned = false;                          // the ranks of the generation were told
-  int recoveries = 0;                             // since the last decision
-  std::optional<absl::Duration> first_sign;       // of what it recovers from
   std::optional<absl::Duration> return_deadline;  // after a start: stores not heard of are lost
   std::optional<absl::Duration> finish_deadline;  // every step is decided; the rest is due by then
   std::optional<absl::Duration> no_room_since;    // it waits for room on the shard stores

@@ -20,6 +20,9 @@ struct CoreOptions {
   absl::Duration return_grace = absl::Seconds(10);
   // A member that still runs an ended job this long after it was told to stop is fenced.
   absl::Duration stop_grace = absl::Seconds(30);
+  // How long a job that could go on with fewer workers waits for all that it wants, once there are
+  // too few.
+  absl::Duration replacement_grace = absl::Seconds(30);
   // How long a lost member stays in the list of nodes.
   absl::Duration lost_shown = absl::Minutes(10);
 

@@ -52,7 +52,25 @@ struct Run {
   std::optional<absl::Duration> save_deadline;     // its ranks save and stop; by then they have
   bool save_advanced = false;                      // which moved that deadline
   bool nonfinite = false;
-  std::vector<RankNeed> needs;  // of memory, by rank; from Core::Needs
+  // Of memory, by number of ranks and rank; from Core::Needs.
+  std::map<uint32_t, std::vector<RankNeed>> needs;
+  absl::Duration opened;                      // its generation
+  std::optional<absl::Duration> short_since;  // there are too few workers for all of its ranks
+
+  std::optional<absl::Duration> first_sign;  // of what it recovers from
+  int recoveries = 0;                        // in a row that led no further
+
+  // Of a job whose state is on its ranks, while it is RECOVERING.
+  enum class GoingBack {
+    kDone,      // its next generation may be opened
+    kStopping,  // until the rank that completes checkpoints has stopped
+    kLooking,   // for the checkpoint that it goes on from
+    kCutting,   // its history after that
+  };
+  GoingBack going_back = GoingBack::kDone;
+  std::optional<absl::Duration> look_again;     // looking failed; it is tried again then
+  std::optional<absl::Duration> look_deadline;  // after which it is not
+  uint64_t furthest = 0;                        // step that was ever committed
 
   std::unique_ptr<OffloadedRun> offload;  // of a job whose state is in the shard stores; else null
 

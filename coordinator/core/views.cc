@@ -30,8 +30,8 @@ v1::JobStatus Core::Brief(const Run& run) const {
       status.mutable_version()->set_epoch(run.offload->epoch());
       status.mutable_version()->set_step(run.job.committed_step);
     }
-    status.set_steps_lost(run.job.steps_lost);
   }
+  status.set_steps_lost(run.job.steps_lost);
   // The newest run of a name has the folder of that name.
   const auto newest = newest_.find(run.job.spec.name());
   const bool is_newest = newest != newest_.end() && newest->second == run.job.run_id;
@@ -83,6 +83,11 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
     rank.set_host(state.record.host);
     *rank.mutable_progress() = state.progress;
     rank.mutable_progress()->clear_usage();
+    // Done, it is in none; of a rank that failed the last one is evidence.
+    if (state.record.end.completed() || run.job.state == v1::JOB_STATE_COMPLETED ||
+        run.job.state == v1::JOB_STATE_CANCELLED) {
+      rank.mutable_progress()->clear_phase();
+    }
     // The last word counts: a job may be over before the next heartbeat is due.
     if (state.record.end.has_usage()) {
       *rank.mutable_usage() = state.record.end.usage();

@@ -196,6 +196,33 @@ absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
   return checkpoint;
 }
 
+absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request) {
+  const absl::StatusOr<std::vector<CheckpointSummary>> there = ListCheckpoints(request.dir);
+  if (absl::IsNotFound(there.status())) return std::nullopt;
+  if (!there.ok()) return there.status();
+  const CheckpointSummary* newest = nullptr;
+  std::vector<std::string> skipped;
+  for (const CheckpointSummary& checkpoint : *there) {  // by step
+    if (!checkpoint.complete) {
+      skipped.push_back(checkpoint.problem);
+      continue;
+    }
+    if (checkpoint.run_id != request.run_id || checkpoint.unix_ms < request.since_unix_ms) continue;
+    if (newest == nullptr || checkpoint.step <= request.committed_step) {
+      newest = &checkpoint;
+      skipped.clear();
+    }
+  }
+  if (newest == nullptr) return std::nullopt;
+  Checkpoint found;
+  found.resume.set_checkpoint(newest->path);
+  found.step = newest->step;
+  found.run_id = newest->run_id;
+  found.dir = request.dir;
+  found.skipped = std::move(skipped);
+  return found;
+}
+
 absl::Status CompareModels(const v1::ModelSpec& job, const v1::ModelSpec& checkpoint) {
   ZS_ASSIGN_OR_RETURN(const ModelTable wanted, MakeModelTable(job));
   const absl::StatusOr<ModelTable> had = MakeModelTable(checkpoint);

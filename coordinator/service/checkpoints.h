@@ -28,6 +28,9 @@ absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
                                                     const std::string& resume_from,
                                                     bool weights_only);
 
+// What FindNewest asks for; nothing where the run has none there, also where there is no folder.
+absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request);
+
 // INVALID_ARGUMENT names the first difference between the model of a job and that of a checkpoint
 // that changes a tensor or the arithmetic.
 absl::Status CompareModels(const v1::ModelSpec& job, const v1::ModelSpec& checkpoint);

@@ -9,9 +9,13 @@
 #include "common/log.h"
 #include "common/random_id.h"
 #include "coordinator/core/text.h"
+#include "coordinator/service/checkpoints.h"
 
 namespace zeroshard::coordinator {
 namespace {
+
+constexpr size_t kMostLooks = 16;  // jobs that recover at a time
+constexpr absl::Duration kLookPatience = absl::Seconds(30);
 
 // Of offloaded jobs.
 std::vector<uint64_t> DecidedSteps(const std::vector<LogRecord>& records) {
@@ -37,6 +41,9 @@ std::pair<const char*, uint64_t> PointAfter(const Action& action,
   if (std::find(decided.begin(), decided.end(), point.second) == decided.end()) point = {};
   return point;
 }
+
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(10), kLastRetry = absl::Seconds(1);
+constexpr absl::Duration kSayRetry = absl::Seconds(5);
 
 }  // namespace
 
@@ -84,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
       .files = options.files == nullptr ? &FileSystem::Real() : options.files,
       .clock = options.clock,
       .post = [raw = engine.get()](Event event) { raw->Post(std::move(event)); }});
+  engine->looks_ = std::make_unique<DiskWork>(kMostLooks);
   engine->writer_ = std::thread([raw = engine.get()] { raw->WriterLoop(); });
   engine->timer_ = std::thread([raw = engine.get()] { raw->TimerLoop(); });
   return engine;
@@ -280,15 +288,22 @@ absl::Status Engine::CarryOut(Action& action) {
     }
     if (handler) handler(*reply);
   } else if (auto* folder = std::get_if<PrepareFolder>(&action)) {
-    return files_.Prepare(folder->job, folder->run_id, folder->history_of, folder->first_step);
+    return Insist([&] {
+      return files_.Prepare(folder->job, folder->run_id, folder->history_of, folder->first_step);
+    });
   } else if (auto* history = std::get_if<AppendHistory>(&action)) {
-    absl::Status status = files_.AppendHistory(history->job, history->run_id, history->records);
+    absl::Status status = Insist(
+        [&] { return files_.AppendHistory(history->job, history->run_id, history->records); });
     if (status.ok()) metrics_->SetSteps(history->job, history->records);
     return status;
   } else if (auto* cut = std::get_if<TruncateHistory>(&action)) {
-    absl::Status status = files_.Truncate(cut->job, cut->run_id, cut->first_step);
-    if (status.ok()) metrics_->SetCommitted(cut->job, cut->first_step - 1);
-    return status;
+    absl::Status status =
+        Insist([&] { return files_.Truncate(cut->job, cut->run_id, cut->first_step); });
+    if (!status.ok()) return status;
+    metrics_->SetCommitted(cut->job, cut->first_step - 1);
+    Post(HistoryTruncated{cut->run_id});
+  } else if (const auto* find = std::get_if<FindNewest>(&action)) {
+    Look(*find);
   } else if (auto* open = std::get_if<OpenSnapshots>(&action)) {
     snapshots_->Do(std::move(*open));
   } else if (auto* begin = std::get_if<BeginSnapshot>(&action)) {
@@ -327,6 +342,57 @@ absl::Status Engine::CarryOut(Action& action) {
     metrics_->Apply(*changes, options_.clock->Now());
   }
   return absl::OkStatus();
+}
+
+// Connections end, somebody makes room: what the system is out of may come back, and one job's file
+// is no reason to end all of them. Nothing that was decided later is carried out meanwhile.
+absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
+  const absl::Duration start = Elapsed();
+  absl::Duration said = -absl::InfiniteDuration();
+  absl::Duration pause = kFirstRetry;
+  while (true) {
+    absl::Status status = write();
+    const absl::Duration waited = Elapsed() - start;
+    if (!absl::IsResourceExhausted(status)) {
+      if (status.ok() && said > -absl::InfiniteDuration()) {
+        LogInfo("what could not be written is, after ",
+                absl::FormatDuration(absl::Ceil(waited, absl::Milliseconds(1))));
+      }
+      return status;
+    }
+    if (waited >= options_.write_patience) return status;
+    metrics_->CountRetry();
+    if (Elapsed() - said >= kSayRetry) {
+      said = Elapsed();
+      LogWarning(
+          status.message(), "; everybody waits while this is tried again, for ",
+          absl::FormatDuration(absl::Ceil(options_.write_patience - waited, absl::Seconds(1))),
+          " more: make room, or raise the limit of open files (LimitNOFILE, ulimit -n)");
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (work_ready_.wait_for(lock, absl::ToChronoNanoseconds(pause), [&] { return stopping_; })) {
+      return status;
+    }
+    pause = std::min(pause * 2, kLastRetry);
+  }
+}
+
+void Engine::Look(const FindNewest& request) {
+  auto found = std::make_shared<std::optional<Checkpoint>>();
+  looks_->Run(
+      absl::StrCat("looking for checkpoints in ", request.dir), kLookPatience,
+      [request, found] {
+        absl::StatusOr<std::optional<Checkpoint>> newest = FindNewestOf(request);
+        if (newest.ok()) *found = *std::move(newest);
+        return newest.status();
+      },
+      [this, run_id = request.run_id, found](const absl::Status& status) {
+        if (status.ok()) {
+          Post(NewestFound{run_id, std::move(*found)});
+        } else {
+          Post(NewestFound{run_id, status});
+        }
+      });
 }
 
 void Engine::NotifyWatchers(const std::string& run_id) {
@@ -468,6 +534,7 @@ void Engine::Stop() {
   if (writer_.joinable()) writer_.join();
   if (timer_.joinable()) timer_.join();
   snapshots_.reset();
+  looks_.reset();
 }
 
 }  // namespace zeroshard::coordinator

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "coordinator/core/core.h"
+#include "coordinator/service/disk_work.h"
 #include "coordinator/service/job_files.h"
 #include "coordinator/service/metrics.h"
 #include "coordinator/service/snapshot_writer.h"
@@ -49,6 +50,8 @@ class Engine {
     Clock* clock = nullptr;                    // outlives the process's threads
     FileSystem* files = nullptr;               // of checkpoints; null: the real one
     prometheus::Registry* registry = nullptr;  // likewise
+    // How long a history may be kept waiting by a system that is out of files or room.
+    absl::Duration write_patience = absl::Seconds(30);
     // Called once when the engine cannot go on: the log or a history cannot be written, or the disk
     // takes so long that `max_waiting` decisions wait for it. The process must end with this error.
     // From any thread; must not call the engine.
@@ -132,6 +135,8 @@ class Engine {
   bool CarryOut(std::vector<Work>& batch);
   void CountCluster();
   absl::Status CarryOut(Action& action);
+  absl::Status Insist(const std::function<absl::Status()>& write);
+  void Look(const FindNewest& request);
   void NotifyWatchers(const std::string& run_id);
   bool Full() const { return work_.size() >= options_.max_waiting; }  // with mutex_ held
   absl::Status TooMuchWaits() const;
@@ -163,7 +168,8 @@ class Engine {
 
   std::thread writer_;
   std::thread timer_;
-  std::unique_ptr<SnapshotWriter> snapshots_;  // the writer thread's; last: it posts events
+  std::unique_ptr<DiskWork> looks_;            // likewise
+  std::unique_ptr<SnapshotWriter> snapshots_;  // the writer thread's; last, as both post events
 };
 
 }  // namespace zeroshard::coordinator

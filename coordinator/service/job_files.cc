@@ -39,7 +39,7 @@ absl::Status AppendWhole(const std::string& path, const std::string& text, bool 
   }
   if (error == 0 && sync && fdatasync(file.get()) != 0) error = errno;
   if (error == 0) return absl::OkStatus();
-  if (ftruncate(file.get(), before.st_size) != 0) {
+  if (done > 0 && ftruncate(file.get(), before.st_size) != 0) {
     return absl::DataLossError(absl::StrCat("cannot write ", path, " and cannot undo half of it"));
   }
   return ErrnoError(error, "write", path);

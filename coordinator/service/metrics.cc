@@ -12,9 +12,9 @@ const prometheus::Histogram::BucketBoundaries kRecoveryBuckets = {0.5, 1,  2,   
 const prometheus::Histogram::BucketBoundaries kBarrierBuckets = {0.001, 0.01, 0.1, 0.5, 1,
                                                                  5,     10,   30,  60,  120};
 
-// A decision waits for the gradients that are still on their way.
-const prometheus::Histogram::BucketBoundaries kCommitBuckets = {0.001, 0.002, 0.005, 0.01, 0.02,
-                                                                0.05,  0.1,   0.5,   1,    10};
+// A decision waits for the gradients that are still on their way: of a large job for many seconds.
+const prometheus::Histogram::BucketBoundaries kCommitBuckets = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
 
 template <typename Builder>
 auto& Register(Builder builder, const char* name, const char* help,
@@ -81,7 +81,12 @@ Metrics::Metrics(prometheus::Registry* registry)
                        "From an offloaded job's request to commit a step until its decision is "
                        "durable and answered.",
                        registry)
-                  .Add({}, kCommitBuckets)) {
+                  .Add({}, kCommitBuckets)),
+      retries_(Register(prometheus::BuildCounter(), "zeroshard_coordinator_write_retries_total",
+                        "Times that a job's history was tried again for want of files or room; "
+                        "everybody waits meanwhile.",
+                        registry)
+                   .Add({})) {
   SetMembers({});
   CountStates();
   for (const auto& [state, name] : kEnded) ended_.Add({{"state", name}});
@@ -124,12 +129,19 @@ void Metrics::Apply(const JobChanges& changes, absl::Duration now) {
     return;
   }
   series.workers->Set(changes.ranks);
-  if (std::exchange(series.state, changes.state) == changes.state) return;
   // A queue may be long, and its plans are of no ranks yet.
-  if (changes.state != v1::JOB_STATE_QUEUED) {
-    plans_->Show(changes.job, series.spec);
-    series.spec.Clear();
+  const v1::ResourceSpec& resources = series.spec.resources();
+  const uint32_t ranks = changes.ranks != 0          ? changes.ranks
+                         : series.planned_ranks != 0 ? series.planned_ranks
+                                                     : resources.workers();
+  if (changes.state != v1::JOB_STATE_QUEUED && ranks != series.planned_ranks) {
+    plans_->Show(changes.job, series.spec, ranks);
+    series.planned_ranks = ranks;
+    const bool keeps_its_size =
+        resources.min_workers() == 0 || resources.min_workers() == resources.workers();
+    if (keeps_its_size) series.spec.Clear();
   }
+  if (std::exchange(series.state, changes.state) == changes.state) return;
   CountStates();
 }
 

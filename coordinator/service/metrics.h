@@ -36,6 +36,8 @@ class Metrics {
   void SetTerm(uint64_t term);
   // From a step's request until its decision was answered. Thread-safe.
   void ObserveCommit(absl::Duration took);
+  // A history could not be written for want of files or room, and is tried again.
+  void CountRetry() { retries_.Increment(); }
   // Takes away what has lingered.
   void Expire(absl::Duration now);
 
@@ -46,7 +48,8 @@ class Metrics {
 
  private:
   struct Series {
-    v1::JobSpec spec;  // until it is placed
+    v1::JobSpec spec;  // until it is placed; of one that may go on with fewer workers to its end
+    uint32_t planned_ranks = 0;  // of the plans that are shown
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     prometheus::Gauge* steps = nullptr;
     prometheus::Gauge* workers = nullptr;
@@ -84,6 +87,7 @@ class Metrics {
   prometheus::Gauge& term_;
   prometheus::Histogram& barrier_;
   prometheus::Histogram& commit_;
+  prometheus::Counter& retries_;
   const std::shared_ptr<PlanMetrics> plans_ = std::make_shared<PlanMetrics>();
   std::map<std::string, Series> jobs_;
   std::map<std::string, std::pair<absl::Duration, prometheus::Counter*>> lingering_;

@@ -37,22 +37,23 @@ void Add(MetricFamily* family, absl::Span<const ClientMetric::Label> of_rank,
 
 }  // namespace
 
-void PlanMetrics::Show(const std::string& job, const v1::JobSpec& spec) {
+void PlanMetrics::Show(const std::string& job, const v1::JobSpec& spec, uint32_t ranks) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (jobs_.contains(job)) return;
+    const auto shown = jobs_.find(job);
+    if (shown != jobs_.end() && shown->second.ranks.size() == ranks) return;
   }
   Plans plans;
   plans.stage = absl::StrCat(spec.zero_optimization().stage());
   const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return;  // then it was not submitted to this version
-  const int world = static_cast<int>(spec.resources().workers());
+  const int world = static_cast<int>(ranks);
   const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
   for (int rank = 0; rank < world; ++rank) {
     plans.ranks.push_back(PlanRank(*model, policy, rank));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  jobs_.emplace(job, std::move(plans));
+  jobs_.insert_or_assign(job, std::move(plans));
 }
 
 void PlanMetrics::Remove(const std::string& job) {

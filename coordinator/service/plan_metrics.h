@@ -18,8 +18,8 @@ namespace zeroshard::coordinator {
 // of a thousand ranks has twelve thousand.
 class PlanMetrics : public prometheus::Collectable {
  public:
-  // `spec` is normalised. Does nothing where the job has its series already.
-  void Show(const std::string& job, const v1::JobSpec& spec);
+  // `spec` is normalised. Does nothing where the job has the series of as many ranks already.
+  void Show(const std::string& job, const v1::JobSpec& spec, uint32_t ranks);
   void Remove(const std::string& job);
 
   std::vector<prometheus::MetricFamily> Collect() const override;

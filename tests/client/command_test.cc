@@ -197,6 +197,15 @@ TEST_F(CommandTest, ABadAddressIsRefused) {
   }
 }
 
+TEST_F(CommandTest, AnEmptyNameOfAFileOfTlsIsRefused) {
+  for (const char* option : {"--tls-cert", "--tls-key", "--tls-ca", "--token-file"}) {
+    const Outcome outcome = Run({"list", option, ""});
+    EXPECT_EQ(outcome.code, kExitUsage) << option;
+    ExpectOneMessage(outcome);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(option), HasSubstr("seen no name"))) << option;
+  }
+}
+
 TEST_F(CommandTest, ListShowsJobsAsTextAndJson) {
   EXPECT_THAT(Run({"list"}).out, HasSubstr("no jobs yet"));
   fake_.jobs = {Job("a", v1::JOB_STATE_COMPLETED, "done"), Job("b", v1::JOB_STATE_QUEUED, "waits")};
@@ -264,7 +273,9 @@ TEST_F(CommandTest, StatusShowsWhatWasPlannedAndWhatWasMeasured) {
   EXPECT_EQ(json["plan"][1]["optimizer_bytes"], 4'000'000);
   // No step was measured yet.
   fake_.jobs[0].mutable_ranks(0)->mutable_usage()->set_step(0);
-  EXPECT_THAT(Run({"status", "a"}).out, HasSubstr("0 B          -\n"));
+  EXPECT_THAT(Run({"status", "a"}).out,
+              AllOf(HasSubstr("0 B          -\n"), HasSubstr("\n-: not measured yet")));
+  EXPECT_THAT(text, Not(HasSubstr("not measured yet")));
 }
 
 TEST_F(CommandTest, SubmitForcesOnlyWhereAsked) {

@@ -62,6 +62,8 @@ class FakeJobs : public v1::Jobs::Service {
   v1::CheckpointsResponse checkpoints;
   std::deque<WatchScript> watches;
   grpc::Status submit_error;
+  std::string queued_reason = "waits for 2 workers";
+  std::string version = "9.8.7";
   v1::SubmitRequest submitted;
   v1::CancelRequest cancelled;
   std::vector<v1::WatchRequest> watch_requests;
@@ -90,8 +92,7 @@ class FakeJobs : public v1::Jobs::Service {
     submitted = *request;
     if (!submit_error.ok()) return submit_error;
     response->set_run_id(request->spec().name() + "-1");
-    *response->mutable_status() =
-        Job(request->spec().name(), v1::JOB_STATE_QUEUED, "waits for 2 workers");
+    *response->mutable_status() = Job(request->spec().name(), v1::JOB_STATE_QUEUED, queued_reason);
     jobs.push_back(response->status());
     return grpc::Status::OK;
   }
@@ -147,7 +148,7 @@ class FakeJobs : public v1::Jobs::Service {
   }
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse* response) override {
-    response->set_version("9.8.7");
+    response->set_version(version);
     return grpc::Status::OK;
   }
 

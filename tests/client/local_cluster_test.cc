@@ -127,6 +127,48 @@ TEST_F(LocalClusterTest, GoesOnWithoutAWorkerThatTheJobDoesNotNeed) {
   EXPECT_EQ(cluster->Supervise(), absl::OkStatus());
 }
 
+// 0.25 s after the first death and twice as long after each one more, to the fifth; one that lived
+// half a minute has died for the first time again.
+TEST_F(LocalClusterTest, TheRestBeforeAStartDoublesWithEachDeath) {
+  const fs::path starts = folder_ / "starts";
+  WriteProgram("zeroshard-worker", absl::StrCat("[ -e ", (folder_ / "counted").string(),
+                                                " ] && echo x >> ", starts.string(), "\n"));
+  const auto cluster = Start(1);
+  std::ofstream(folder_ / "counted") << "";
+  const auto seen = [&] {
+    std::error_code none;
+    const auto size = fs::file_size(starts, none);
+    return none ? 0 : static_cast<int>(size / 2);
+  };
+  const auto until = [&](const auto& done) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (!done() && std::chrono::steady_clock::now() < end) {
+      ASSERT_EQ(cluster->Supervise(), absl::OkStatus());
+      std::this_thread::yield();
+    }
+    ASSERT_TRUE(done());
+  };
+  const auto expect_rest = [&](absl::Duration rest, int started) {
+    const size_t before = notices_.size();
+    KillWorker(1);
+    until([&] { return notices_.size() > before; });
+    EXPECT_THAT(notices_.back(), HasSubstr("it is started again"));
+    clock_.Advance(rest - absl::Milliseconds(1));
+    ASSERT_EQ(cluster->Supervise(), absl::OkStatus());
+    // Its port file goes when it is started.
+    EXPECT_TRUE(fs::exists(folder_ / "run" / "worker-1.port")) << rest;
+    EXPECT_EQ(seen(), started - 1) << rest;
+    clock_.Advance(absl::Milliseconds(1));
+    until([&] { return seen() == started; });
+    until([&] { return fs::exists(folder_ / "run" / "worker-1.port"); });
+  };
+  for (int death = 1; death <= 5; ++death) {
+    expect_rest(absl::Milliseconds(250) * (1 << (death - 1)), death);
+  }
+  clock_.Advance(absl::Seconds(31));
+  expect_rest(absl::Milliseconds(250), 6);
+}
+
 // A store that ends at once when a file is there, and says what it was given.
 TEST_F(LocalClusterTest, StoresHaveTheirMemoryAndAreNeededToo) {
   WriteProgram("zeroshard-store",

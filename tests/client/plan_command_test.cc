@@ -50,7 +50,7 @@ TEST_F(PlanCommandTest, PrintsThePapersTable) {
 
 TEST_F(PlanCommandTest, FindsTheDocumentedCases) {
   Json json = PlanJson(
-      {"--parameters", "40B", "--gpus", "1", "--gpu-memory", "141GB", "--host-memory", "1.5TB"});
+      {"--parameters", "40B", "--gpus", "1", "--gpu-memory", "32GB", "--host-memory", "1.5TB"});
   EXPECT_EQ(json["smallest"]["stage"], 3);
   EXPECT_EQ(json["smallest"]["offload_param"], "cpu");
   json = PlanJson({"--parameters", "175B", "--gpus", "8", "--gpu-memory", "80GB", "--nvme", "8TB"});
@@ -101,7 +101,7 @@ TEST_F(PlanCommandTest, AJobIsPlannedRankByRankToTheByte) {
 TEST_F(PlanCommandTest, BadInputGetsOneMessageThatNamesTheOption) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"plan"}, "what is to be planned?"},
-      {{"plan", job_, "--parameters", "7B"}, "and not both"},
+      {{"plan", job_, "--parameters", "7B"}, "job excludes --parameters"},
       {{"plan", "--parameters", "seven"}, "--parameters: seen \"seven\""},
       {{"plan", "--parameters", "1k"}, "10 million to 20 trillion"},
       {{"plan", "--parameters", "7B", "--gpu-memory", "80"}, "at least 1MB"},
@@ -120,6 +120,51 @@ TEST_F(PlanCommandTest, BadInputGetsOneMessageThatNamesTheOption) {
     EXPECT_EQ(outcome.code, kExitUsage) << outcome.err;
     ExpectOneMessage(outcome);
     EXPECT_THAT(outcome.err, HasSubstr(wanted));
+  }
+}
+
+TEST_F(PlanCommandTest, AnOptionOfTheOtherKindOfModelIsRefusedAndNotIgnored) {
+  const std::vector<std::pair<std::string, std::string>> of_parameters = {
+      {"--sequence", "128"},   {"--vocab", "256"},  {"--micro-batch", "2"},
+      {"--accumulation", "2"}, {"--replicas", "2"}, {"--type", "fp32"}};
+  for (const auto& [option, value] : of_parameters) {
+    for (const std::vector<std::string>& args :
+         {std::vector<std::string>{"plan", job_, option, value}, {"plan", option, value}}) {
+      const Outcome outcome = Run(args);
+      EXPECT_EQ(outcome.code, kExitUsage) << outcome.err;
+      ExpectOneMessage(outcome);
+      EXPECT_THAT(outcome.err, HasSubstr(absl::StrCat(option, " requires --parameters")));
+    }
+    const Outcome taken = Run({"plan", "--parameters", "125M", option, value});
+    EXPECT_EQ(taken.code, kExitOk) << taken.err;
+  }
+  const Outcome set = Run({"plan", "--parameters", "125M", "--set", "steps=5"});
+  EXPECT_EQ(set.code, kExitUsage);
+  EXPECT_THAT(set.err, HasSubstr("--set requires job"));
+  EXPECT_EQ(Run({"plan", job_, "--set", "steps=5"}).code, kExitOk);
+}
+
+// Those of the cluster, by which each plan changes: none is ignored with a job either.
+TEST_F(PlanCommandTest, AnOptionOfTheClusterCountsForBothKinds) {
+  const std::vector<std::vector<std::string>> options = {
+      {"--gpus", "4"},         {"--gpus-per-host", "1"},
+      {"--gpu-memory", "2MB"}, {"--host-memory", "0"},
+      {"--nvme", "8TB"},       {"--network", "1Gbit"},
+      {"--gpu-link", "1GB"},   {"--host-link", "1MB"},
+      {"--nvme-speed", "1MB"}, {"--host-memory-speed", "1MB"},
+      {"--peak", "1G"},        {"--peak-share", "0.1"},
+      {"--link-share", "0.1"}, {"--no-meshes"}};
+  for (const std::vector<std::string>& kind :
+       {std::vector<std::string>{"plan", job_}, {"plan", "--parameters", "125M"}}) {
+    for (const auto& option : options) {
+      std::vector<std::string> base = kind;
+      // Disks of some size, on hosts of several, so that each option has something to change.
+      if (option[0] != "--nvme") base.insert(base.end(), {"--nvme", "1TB"});
+      base.insert(base.end(), {"--output", "json"});
+      std::vector<std::string> args = base;
+      args.insert(args.end(), option.begin(), option.end());
+      EXPECT_NE(Run(args).out, Run(base).out) << kind.back() << " " << option[0];
+    }
   }
 }
 

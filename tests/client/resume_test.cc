@@ -282,7 +282,7 @@ TEST_F(ResumeTest, WatchShowsEvaluationsCheckpointsAndSamples) {
   EXPECT_THAT(outcome.out, HasSubstr("step 2/2  loss 2.2500  eval 3.5000"));
   EXPECT_THAT(outcome.out, HasSubstr("checkpoint of step 2 abandoned: disk full\n"));
   EXPECT_THAT(outcome.out, Not(HasSubstr("checkpoint of step 1")));  // it was there before
-  EXPECT_THAT(outcome.out, HasSubstr("step 2: Once upon\\na?[2Jtime\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("step 2: Once upon\\na\\x1b[2Jtime\n"));
 }
 
 }  // namespace

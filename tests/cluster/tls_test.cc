@@ -112,7 +112,11 @@ TEST_F(TlsTest, NobodyIsLetInWhoIsNotWhatTheySay) {
               AllOf(HasSubstr("worker-0.crt"), HasSubstr("spiffe://zeroshard/store")));
   // Without TLS, and with a token alone.
   const std::string at = AddressOf("w", "coordinator");
-  EXPECT_EQ(Run({"list", "--coordinator", at})->Wait(absl::Seconds(1)), 3);
+  const auto bare = Run({"list", "--coordinator", at});
+  EXPECT_EQ(bare->Wait(absl::Seconds(1)), 3);
+  const std::string said = bare->Err();
+  EXPECT_THAT(said, AllOf(HasSubstr(at + " speaks TLS"), HasSubstr("give --tls-ca")));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   const auto known =
       Run({"list", "--coordinator", at, "--tls-ca", ca_, "--token-file", folder_ + "/tokens"});
   EXPECT_EQ(known->Wait(absl::Seconds(1)), 0) << known->Err();

@@ -102,7 +102,8 @@ TEST(Health, ATakenPortAndAWrongAddressAreRefusedReadably) {
   ASSERT_TRUE(first.ok());
   const absl::Status taken = HealthServer::Start((*first)->address()).status();
   EXPECT_EQ(ExitCodeFor(taken), kExitUnavailable);
-  EXPECT_THAT(std::string(taken.message()), HasSubstr((*first)->address()));
+  EXPECT_THAT(std::string(taken.message()),
+              HasSubstr("cannot listen on " + (*first)->address() + " for health checks: "));
   const absl::Status wrong = HealthServer::Start("7072").status();
   EXPECT_EQ(ExitCodeFor(wrong), kExitUsage);
   EXPECT_THAT(std::string(wrong.message()), AllOf(HasSubstr("--health-listen"), HasSubstr("7072")));

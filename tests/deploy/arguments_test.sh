@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 deploy="$REPOSITORY/deploy"
 
-for script in install_deps check_fresh check_runtime quickstart; do
+for script in install_deps check_fresh check_runtime quickstart prometheus/operator_rules; do
   expect_end 0 "^Usage: deploy/$script\.sh" "$deploy/$script.sh" --help
 done
 expect_end 1 "unknown argument '--tset'.*--help" "$deploy/install_deps.sh" --tset
@@ -14,6 +14,7 @@ expect_end 1 "unknown argument '--miror'.*--help" "$deploy/check_fresh.sh" --mir
 expect_end 1 "mirror takes a URL" "$deploy/check_fresh.sh" --mirror
 expect_end 1 "unknown argument '--biuld'.*--help" "$deploy/check_runtime.sh" --biuld
 expect_end 1 "build takes a folder" "$deploy/check_runtime.sh" --build
+expect_end 1 "unknown argument '--chekc'.*--help" "$deploy/prometheus/operator_rules.sh" --chekc
 expect_end 1 "exclude each other" "$deploy/install_deps.sh" --tests --runtime --list
 
 expect_end 2 "unknown option '--workers'.*--help" "$deploy/quickstart.sh" --workers

@@ -1,12 +1,36 @@
 #!/usr/bin/env bash
-# The Dockerfiles, without an engine to build them: stages, user, health check, packages, and that
-# what they copy and call is there.
+# docker_test.sh ZEROSHARD COORDINATOR WORKER: the Dockerfiles, without an engine to build them: stages,
+# user, health check, packages, that what they copy and call is there, and that a container which is
+# told nothing says what is missing, and serves with ZEROSHARD_INSECURE=true.
 set -euo pipefail
 
 # shellcheck source=tests/deploy/expect.sh
 source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 zeroshard="$1"
+declare -A program=([zeroshard-coordinator]="$2" [zeroshard-worker]="$3")
 cd "$REPOSITORY"
+unset "${!ZEROSHARD_@}"
+pid=''
+trap '[[ -z $pid ]] || kill -9 "$pid" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+
+# serves COMMAND...: until it answers health checks; then it is ended.
+serves() {
+  local health deadline=$((SECONDS + 60))
+  : >"$scratch/log"
+  "$@" >>"$scratch/log" 2>&1 &
+  pid=$!
+  until health="$(sed -nE 's/.*health checks at ([0-9.:]+).*/\1/p' "$scratch/log")" && [[ -n $health ]]; do
+    if ! kill -0 "$pid" 2>/dev/null || ((SECONDS > deadline)); then
+      complain "$* does not serve: $(cat "$scratch/log")"
+      break
+    fi
+    sleep 0.1
+  done
+  [[ -z $health ]] || expect_end 0 '^SERVING$' "$zeroshard" health "$health"
+  kill -9 "$pid" 2>/dev/null || true
+  { wait "$pid" || true; } 2>/dev/null
+  pid=''
+}
 
 for file in deploy/docker/Dockerfile deploy/docker/Dockerfile.cuda; do
   # One instruction a line.
@@ -33,6 +57,12 @@ for file in deploy/docker/Dockerfile deploy/docker/Dockerfile.cuda; do
   mapfile -t check < <(sed -nE 's/^HEALTHCHECK .*CMD \[(.*)\]$/\1/p' <<<"$text" | tr -d '" ' | tr ',' '\n')
   check[2]=127.0.0.1:9
   expect_end 3 'no health check is answered' "$zeroshard" "${check[@]:1}"
+  # What it starts, on free ports, a folder of the test and no GPU.
+  mapfile -t command < <(sed -nE 's/^CMD \[(.*)\]$/\1/p' <<<"$last" | tr -d '" ' | tr ',' '\n' |
+    sed -E -e 's/^0\.0\.0\.0:[0-9]+$/0.0.0.0:0/' -e "s,^/var/lib/zeroshard,$scratch/state," -e 's/^cuda:0$/cpu/')
+  command[0]="${program[${command[0]}]}"
+  expect_end 2 '(--listen 0\.0\.0\.0:0|--coordinator coordinator:7070): .*--tls-cert.*--insecure' "${command[@]}"
+  serves env ZEROSHARD_INSECURE=true "${command[@]}"
 done
 grep -qx '.git' .dockerignore || complain ".dockerignore lets the history into the image's sources"
 finish

@@ -26,6 +26,24 @@ expect_end() {
     complain "no line that matches '$pattern' from: $*; it printed: $output"
 }
 
+# small_job NAME: a job of two workers whose state is in the stores, which learns the file `text` beside
+# it and does not end by itself. Tests append what else theirs has.
+small_job() {
+  printf 'The quick brown fox jumps over the lazy dog. %.0s' {1..100} >"$scratch/text"
+  cat <<JOB
+name: $1
+model: {architecture: gpt2, hidden_size: 64, layers: 1, heads: 1, sequence_length: 16, vocab_size: 256}
+data: {train: [text], tokenizer: bytes}
+resources: {workers: 2}
+train_batch_size: 4
+train_micro_batch_size_per_gpu: 2
+steps: 100000000
+optimizer: {type: AdamW}
+bf16: {enabled: true}
+zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}
+JOB
+}
+
 # finish: the exit code of the test.
 finish() {
   ((failures == 0)) || {

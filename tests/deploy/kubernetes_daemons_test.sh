@@ -106,20 +106,10 @@ for name in store-0 worker-0 worker-1 worker-2; do
   await "the readiness of $name" ready "$name"
 done
 
-printf 'The quick brown fox jumps over the lazy dog. %.0s' {1..100} >"$scratch/text"
-cat >"$scratch/job.yaml" <<JOB
-name: draining
-model: {architecture: gpt2, hidden_size: 64, layers: 1, heads: 1, sequence_length: 16, vocab_size: 256}
-data: {train: [text], tokenizer: bytes}
-resources: {workers: 2}
-train_batch_size: 4
-train_micro_batch_size_per_gpu: 2
-steps: 100000000
-optimizer: {type: AdamW}
-bf16: {enabled: true}
-zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}
-checkpoint: {dir: $scratch/checkpoints, interval_steps: 1000000}
-JOB
+{
+  small_job draining
+  echo "checkpoint: {dir: $scratch/checkpoints, interval_steps: 1000000}"
+} >"$scratch/job.yaml"
 expect_end 0 'submitted' "$zeroshard" submit "$scratch/job.yaml" --coordinator "$coordinator"
 steps() {
   wc -l <"$scratch/coordinator.state/coordinator/jobs/draining/history.jsonl"
@@ -152,4 +142,22 @@ for name in worker-0 worker-1 worker-2; do
   expect_end 0 '^SERVING$' "$zeroshard" health "${health[$name]}"
   leave worker "$name"
 done
+
+# What the demo's pod runs, on a volume that has checkpoints and a coordinator that knows of none.
+start coordinator fresh
+ZEROSHARD_COORDINATOR="$(sed -nE 's/.*listening on ([0-9.:]+),.*/\1/p' "$scratch/fresh.log")"
+export ZEROSHARD_COORDINATOR
+await "the readiness of a fresh coordinator" ready fresh
+command="$(sed -n '/>-$/,/env:/ {/>-$/d; /env:/d; p}' "$BASE/../overlays/cpu-demo/train.yaml" |
+  sed -e "s,/etc/zeroshard/demo.yaml,$scratch/job.yaml," -e 's/\bdemo\b/draining/')"
+PATH="$(dirname "$zeroshard"):$PATH" sh -c "$(tr '\n' ' ' <<<"$command")" >"$scratch/demo.log" 2>&1 &
+pid[demo]=$!
+goes_on() {
+  "$zeroshard" status draining | grep -qE "^went on from +$scratch/checkpoints/step-"
+}
+await "the demo's job to go on from its checkpoint" goes_on
+kill -TERM "${pid[demo]}"
+wait "${pid[demo]}" || true
+unset "pid[demo]"
+leave coordinator fresh
 finish

@@ -31,12 +31,17 @@ components:
   - ../../components/tls
   - ../../components/monitoring
 YAML
+# As deploy/prometheus/README.md says it.
+mkdir "$scratch/deploy/kubernetes/overlays/runbook"
+awk '/^```yaml$/ {inside = 1; text = ""; next} /^```$/ {if (text ~ /replacements:/) printf "%s", text; inside = 0}
+     inside {text = text $0 "\n"}' "$REPOSITORY/deploy/prometheus/README.md" \
+  >"$scratch/deploy/kubernetes/overlays/runbook/kustomization.yaml"
 if [[ -f $scratch/deploy/grafana/kustomization.yaml ]]; then
   echo "  - ../../../grafana" >>"$everything/kustomization.yaml"
 fi
 
 rendered=()
-for folder in base overlays/cpu-demo overlays/gpu overlays/tls overlays/everything; do
+for folder in base overlays/cpu-demo overlays/gpu overlays/tls overlays/everything overlays/runbook; do
   file="$scratch/$(basename "$folder").yaml"
   if kubectl kustomize "$scratch/deploy/kubernetes/$folder" >"$file" 2>"$scratch/errors"; then
     rendered+=("$file")
@@ -49,6 +54,11 @@ done
 ((failures == 0)) || finish
 
 breaches="$("$policy" "${rendered[@]}")" || complain "the manifests: $breaches"
+rules="$REPOSITORY/deploy/prometheus/rules"
+breaches="$("$policy" --rules "$rules" "$scratch/everything.yaml")" || complain "the rules: $breaches"
+links="$(grep -cE 'runbook_url: https://.+/README\.md#zeroshard[a-z]+$' "$scratch/runbook.yaml" || true)"
+alerts="$(cat "$rules"/*.yml | grep -c ' alert: ')"
+((links == alerts)) || complain "$links of $alerts alerts have the runbook that an overlay names"
 
 # expect_breach PATTERN FILE SED_SCRIPT: the file, changed like that, is refused for that reason.
 expect_breach() {
@@ -100,6 +110,13 @@ expect_breach "its URI is not the role" tls 's,zeroshard/worker$,zeroshard/coord
 expect_breach "no such issuer" tls '/issuerRef:/,/name:/ s/name: .*/name: other/'
 expect_breach "is no certificate for it" tls 's/secretName: zeroshard-store-tls/secretName: zeroshard-worker-tls/'
 expect_breach "hide the job's" everything 's/honorLabels: true/honorLabels: false/'
+expect_rules_breach() {
+  sed -E "$2" "$scratch/everything.yaml" >"$scratch/changed.yaml"
+  expect_end 1 "$1" "$policy" --rules "$rules" "$scratch/changed.yaml"
+}
+expect_rules_breach "zeroshard-stores: its spec is not .*/stores.yml: they differ at groups/0/rules/0/expr" \
+  's/(zeroshard_store_memory_used:ratio > 0\.)9/\18/'
+expect_rules_breach "zeroshard-jobs: it is not there" 's/name: zeroshard-jobs$/name: zeroshard-job/'
 expect_breach "nothing with that port" everything '/Monitor$/,/---/ s/port: metrics/port: metric/'
 
 expect_end 0 "demo" "$zeroshard" validate "$REPOSITORY/deploy/kubernetes/overlays/cpu-demo/demo.yaml"

@@ -15,20 +15,10 @@ for tool in promtool curl; do
   }
 done
 
-printf 'The quick brown fox jumps over the lazy dog. %.0s' {1..100} >"$scratch/text"
-cat >"$scratch/job.yaml" <<'JOB'
-name: metrics
-model: {architecture: gpt2, hidden_size: 64, layers: 1, heads: 1, sequence_length: 16, vocab_size: 256}
-data: {train: [text], tokenizer: bytes}
-resources: {workers: 2}
-train_batch_size: 4
-train_micro_batch_size_per_gpu: 2
-steps: 100000000
-optimizer: {type: AdamW}
-bf16: {enabled: true}
-zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}
-store: {replicas: 2}
-JOB
+{
+  small_job metrics
+  echo 'store: {replicas: 2}'
+} >"$scratch/job.yaml"
 
 "$zeroshard" local "$scratch/job.yaml" --workers 2 --stores 2 --threads 1 \
   --workdir "$scratch/work" >"$scratch/log" 2>&1 &

@@ -248,8 +248,11 @@ jq -e '[.data.alerts[].annotations[] | select(test("<error|<no value|\\{\\{"))] 
   >/dev/null || complain "texts of alerts are broken: $(cat "$scratch/alerts.json")"
 
 no_jobs_left() {
-  local daemon
-  for daemon in "${DAEMONS[@]}"; do ! scrape "$daemon" | grep -qE '[{,]job="' || return 1; done
+  local daemon text
+  for daemon in "${DAEMONS[@]}"; do
+    text="$(scrape "$daemon")" || return 1
+    ! grep -qE '[{,]job="' <<<"$text" || return 1
+  done
 }
 # Workers hear that a job ended a moment after the coordinator knows.
 await 30 "no series of a job at any daemon" no_jobs_left

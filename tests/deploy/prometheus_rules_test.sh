@@ -15,6 +15,7 @@ command -v promtool >/dev/null || {
 expect_end 0 'SUCCESS' promtool check config prometheus.yml
 expect_end 0 'SUCCESS' promtool check rules rules/*.yml
 expect_end 0 'SUCCESS' promtool test rules tests/*.yml
+expect_end 0 '^$' ./operator_rules.sh --check
 
 # As the pages that show Markdown make them of headings.
 anchors="$(sed -nE 's/^##? (.*)$/\1/p' README.md | tr '[:upper:] ' '[:lower:]-')"

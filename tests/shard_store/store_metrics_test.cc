@@ -13,6 +13,7 @@
 namespace zeroshard::store {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Text(const StoreMetrics& metrics) {
@@ -70,6 +71,11 @@ TEST(StoreMetricsTest, ValuesAreThoseReadAndUpdatesAddUp) {
   const std::string text = Text(metrics);
   EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_sum 1\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_update_seconds_count 3\n"));
+  // A large job's, of minutes, are told apart too.
+  now.update_seconds = {250};
+  EXPECT_THAT(Text(metrics),
+              AllOf(HasSubstr("zeroshard_store_update_seconds_bucket{le=\"100\"} 3\n"),
+                    HasSubstr("zeroshard_store_update_seconds_bucket{le=\"300\"} 4\n")));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"exp_avg_sq\"} 6\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"staging\"} 8\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_store_memory_bytes{kind=\"buffers\"} 11\n"));

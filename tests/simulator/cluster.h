@@ -78,6 +78,8 @@ class Cluster {
 
   World& world() { return world_; }
   Disk& disk() { return disk_; }
+  // By run, who has the lock of its folder of checkpoints.
+  std::map<std::string, std::weak_ptr<Process>>& disk_holders() { return disk_holders_; }
   Invariants& invariants() { return invariants_; }
   SimCoordinator& coordinator() { return *coordinator_; }
   const ClusterOptions& options() const { return options_; }
@@ -151,6 +153,7 @@ class Cluster {
   World world_;
   const ClusterOptions options_;
   Disk disk_;
+  std::map<std::string, std::weak_ptr<Process>> disk_holders_;
   int evaluators_lost_ = 0;
   std::map<std::string, absl::Duration> broken_;  // disks by store, until when
   std::set<std::string> full_;  // jobs, some checkpoint of which found the disk full

@@ -33,11 +33,17 @@ class Invariants {
   void OnApply(const std::string& incarnation, const std::string& run_id, uint64_t load,
                const v1::StepDecision& decision);
   void OnFault() { ++faults_; }
+  // It tells of that step, further than before perhaps.
+  void OnHistory(const std::string& run_id, uint64_t step);
   // After the job's end. A job that was given up after kGivesUp recoveries in a row is none of the
   // core's errors where there were as many faults since its last step.
   void CheckEnd(const v1::JobStatus& status);
   static constexpr uint64_t kGivesUp = 6;
   uint64_t given_up() const { return given_up_; }
+  // Of jobs whose state is on their ranks: that went back, and that went on from a checkpoint which
+  // nobody had reported with the steps before it.
+  uint64_t went_back() const { return went_back_; }
+  uint64_t unreported() const { return unreported_; }
   // Generations that began with a loss on the validation set which the one before owed, and losses
   // that were given up in words.
   uint64_t made_up() const { return made_up_; }
@@ -62,6 +68,8 @@ class Invariants {
     coordinator::StoreMapRecord map;
     uint64_t committed = 0;  // in this epoch
     uint64_t faults = 0;     // that there were when a step was last committed
+    uint64_t furthest = 0;   // that the history told of
+    uint64_t first_step = 1;
     v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
     std::map<std::pair<uint64_t, uint64_t>, std::string> decided;  // by epoch, step
   };
@@ -86,6 +94,7 @@ class Invariants {
   std::set<std::string> applied_;
   uint64_t recoveries_ = 0, rollbacks_ = 0, decisions_ = 0, faults_ = 0, given_up_ = 0;
   uint64_t cut_copies_ = 0, left_ = 0, made_up_ = 0, left_out_ = 0, refused_ = 0;
+  uint64_t went_back_ = 0, unreported_ = 0;
 };
 
 }  // namespace zeroshard::simulator

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   app.add_option("--seeds", seeds, "how many; 0: without end")->capture_default_str();
   app.add_option("--from", from, "the first")->capture_default_str();
   app.add_flag("--verbose", options.verbose, "print every event as it happens");
+  app.add_flag("--on-ranks", options.on_ranks, "jobs whose state is on their ranks");
   app.add_flag("--no-faults", no_faults, "an undisturbed run");
   CLI11_PARSE(app, argc, argv);
   options.faults = !no_faults;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/planner.h"
 #include "common/spec/job_spec.h"
 #include "coordinator/core/text.h"
 #include "tests/simulator/cluster.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr absl::Duration kQuietLimit = absl::Hours(2);  // after the last fault
 constexpr uint64_t kMaxSteps = 20000000;
+const std::vector<v1::ShardPlan> kNoPlan;  // nothing is known of what its ranks take
 
 class Scenario {
  public:
@@ -118,6 +120,14 @@ v1::JobSpec Scenario::Spec(const std::string& name) {
     spec.mutable_eval()->add_data("/validation");
     spec.mutable_eval()->set_interval_steps(1 + evaluates_.Upto(5));
   }
+  if (options_.on_ranks) {
+    spec.mutable_zero_optimization()->clear_offload_optimizer();
+    spec.clear_store();
+    spec.clear_eval();
+    spec.mutable_checkpoint()->set_dir("/ckpt/" + name);
+    spec.mutable_checkpoint()->set_interval_steps(1 + spec.seed() % 4);
+    spec.mutable_checkpoint()->set_keep_last(static_cast<uint32_t>(1 + spec.seed() % 2));
+  }
   const absl::Status status = NormaliseJobSpec(&spec);
   if (!status.ok()) world().Violate("setting", status.ToString());
   return spec;
@@ -134,7 +144,9 @@ void Scenario::Submit(const v1::JobSpec& spec) {
           known |= run.job.spec.name() == spec.name();
         }
         if (known) return;
-        self->cluster_.coordinator().Handle(coordinator::Submit{id, spec, {}, {}});
+        const auto plan = PlanShards(spec);
+        self->cluster_.coordinator().Handle(
+            coordinator::Submit{id, spec, self->options_.on_ranks ? *plan : kNoPlan, {}});
       }
       world.After(absl::Seconds(2), [self, spec, id] { Try(self, spec, id + 1); });
     }
@@ -340,6 +352,8 @@ Outcome Scenario::Run() {
   outcome.made_up = cluster_.invariants().made_up();
   outcome.left_out = cluster_.invariants().left_out();
   outcome.broken = broken_;
+  outcome.went_back = cluster_.invariants().went_back();
+  outcome.unreported = cluster_.invariants().unreported();
   outcome.refused = cluster_.invariants().refused();
   outcome.boots = cluster_.coordinator().boot();
   outcome.seconds = absl::ToDoubleSeconds(world().now() - absl::Seconds(100));

@@ -19,6 +19,8 @@ struct Outcome {
   uint64_t made_up = 0;     // generations that began with a loss which the one before owed
   uint64_t left_out = 0;    // losses on the validation set that a history does without
   uint64_t broken = 0;      // disks that took no state for a while, or for good
+  uint64_t went_back = 0;   // jobs with their state on their ranks, to a checkpoint of theirs
+  uint64_t unreported = 0;  // histories that lack steps which nobody reported before a loss
   uint64_t refused = 0;     // jobs that ended as no store was left that took their state
   double seconds = 0;       // simulated
 };
@@ -26,6 +28,7 @@ struct Outcome {
 struct ScenarioOptions {
   bool faults = true;
   bool verbose = false;
+  bool on_ranks = false;  // the jobs have their state on their ranks, and checkpoints
 };
 
 // Deterministic: the same seed gives the same outcome.

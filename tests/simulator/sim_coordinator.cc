@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "coordinator/core/text.h"
@@ -35,9 +36,12 @@ void SimCoordinator::Start() {
   coordinator::LoadedState state = *log_.Load();
   for (auto& [run_id, job] : state.jobs) {
     const auto found = cluster_->disk().histories.find(run_id);
-    if (found == cluster_->disk().histories.end() || found->second.empty()) continue;
-    job.first = found->second.front();
-    job.last = found->second.back();
+    if (found == cluster_->disk().histories.end()) continue;
+    for (const v1::StepRecord& record : found->second) {
+      if (record.step() < job.job.first_step) continue;
+      if (job.first.step() == 0) job.first = record;
+      job.last = record;
+    }
   }
   core_ = std::make_unique<coordinator::Core>(options_, std::move(state), "cluster");
   paused_until_ = absl::ZeroDuration();
@@ -133,17 +137,42 @@ void SimCoordinator::On(const coordinator::AppendHistory& action) {
   std::vector<v1::StepRecord>& history = cluster_->disk().histories[action.run_id];
   for (const v1::StepRecord& record : action.records) {
     const uint64_t wanted = history.empty() ? 1 : history.back().step() + 1;
-    if (record.step() != wanted) {
+    // Of steps that nobody reported before the checkpoint after them was gone on from.
+    const auto run = core_->runs().find(action.run_id);
+    const bool lacks = run != core_->runs().end() && record.step() == run->second.job.first_step &&
+                       record.step() > wanted;
+    if (record.step() != wanted && !lacks) {
       cluster_->world().Violate("history", absl::StrCat("of ", action.run_id, " gets step ",
                                                         record.step(), " after step ", wanted - 1));
     }
     history.push_back(record);
   }
+  if (!history.empty()) cluster_->invariants().OnHistory(action.run_id, history.back().step());
 }
 
 void SimCoordinator::On(const coordinator::TruncateHistory& action) {
   std::vector<v1::StepRecord>& history = cluster_->disk().histories[action.run_id];
   while (!history.empty() && history.back().step() >= action.first_step) history.pop_back();
+  Later(absl::ZeroDuration(), coordinator::HistoryTruncated{action.run_id});
+}
+
+void SimCoordinator::On(const coordinator::FindNewest& action) {
+  World& world = cluster_->world();
+  coordinator::NewestFound found{action.run_id, std::nullopt};
+  if (cluster_->options().losses && world.Chance(10)) {
+    found.checkpoint = absl::DeadlineExceededError("the folder does not answer");
+  } else {
+    std::optional<coordinator::Checkpoint> newest;
+    for (const auto& [path, folder] : cluster_->disk().folders) {  // by step
+      if (!folder.complete || !absl::StartsWith(path, action.dir)) continue;
+      if (newest && folder.step > action.committed_step) continue;
+      newest.emplace();
+      newest->resume.set_checkpoint(path);
+      newest->step = folder.step;
+    }
+    found.checkpoint = newest;
+  }
+  Later(world.Between(absl::Milliseconds(1), absl::Seconds(5)), found);
 }
 
 // --- snapshots ----------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class SimCoordinator {
   void On(const coordinator::Reply& action);
   void On(const coordinator::AppendHistory& action);
   void On(const coordinator::TruncateHistory& action);
+  void On(const coordinator::FindNewest& action);
   void On(const coordinator::OpenSnapshots& action);
   void On(const coordinator::BeginSnapshot& action);
   void On(const coordinator::CompleteSnapshot& action);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -72,6 +73,13 @@ void SimWorker::Begin(const v1::Assign& assign) {
   cluster_->world().Trace(absl::StrCat(name(), " is rank ", assign.rank(), " of ", assign.run_id(),
                                        ", generation ", assign.generation(), ", from step ",
                                        assign.first_step()));
+  if (!assign.has_stores()) {
+    rank.step = assign.first_step() - 1;
+    Phase("loading");
+    After(cluster_->world().Between(absl::Milliseconds(1), absl::Seconds(1)),
+          If([this](Rank&) { Load(); }));
+    return;
+  }
   if (assign.version().step() + 1 != assign.first_step() ||
       assign.next_sample() != reference().NextSample(assign.version().step())) {
     cluster_->world().Violate("I11", absl::StrCat("assignment: ", assign.first_step(), " from ",
@@ -422,18 +430,19 @@ void SimWorker::OnCommitted(const v1::StepDecision& decision) {
 
 void SimWorker::Report() {
   Rank& rank = *rank_;
-  if (rank.reporting || rank.unreported.empty()) return;
+  if (rank.reporting || (rank.unreported.empty() && rank.unsaid.empty())) return;
   rank.reporting = true;
   v1::ReportStepsRequest body;
   *body.mutable_fence() = rank.fence;
   for (const v1::StepRecord& record : rank.unreported) *body.add_records() = record;
-  const size_t count = rank.unreported.size();
+  for (const v1::CheckpointRecord& record : rank.unsaid) *body.add_checkpoints() = record;
+  const size_t count = rank.unreported.size(), saved = rank.unsaid.size();
   cluster_->Call(
       shared_from_this(),
       [body](RequestId id) {
         return coordinator::ReportSteps{id, body};
       },
-      [this, count, then = rank_](bool lost, const Reply& reply) {
+      [this, count, saved, then = rank_](bool lost, const Reply& reply) {
         if (rank_ != then) return;
         then->reporting = false;
         if (!lost && !reply.status.ok()) {
@@ -443,8 +452,11 @@ void SimWorker::Report() {
         if (!lost) {
           then->unreported.erase(then->unreported.begin(),
                                  then->unreported.begin() + static_cast<ptrdiff_t>(count));
+          then->unsaid.erase(then->unsaid.begin(),
+                             then->unsaid.begin() + static_cast<ptrdiff_t>(saved));
         }
-        if (then->finished && then->unreported.empty()) return End(absl::OkStatus());
+        if (then->finished && then->unreported.empty() && then->unsaid.empty())
+          return End(absl::OkStatus());
         if (then->commits && then->unreported.empty()) return Commit();
         if (lost || then->finished || then->commits) {
           After(absl::Milliseconds(500), If([this](Rank&) { Report(); }));
@@ -480,7 +492,8 @@ void SimWorker::Barrier(const std::string& name, Then then) {
 void SimWorker::Finish() {
   Barrier("finish", [this](Rank& rank) {
     rank.finished = true;
-    if (rank.unreported.empty() && !rank.reporting) return End(absl::OkStatus());
+    const bool told = rank.unreported.empty() && rank.unsaid.empty();
+    if (told && !rank.reporting) return End(absl::OkStatus());
     Report();
   });
 }
@@ -491,14 +504,16 @@ void SimWorker::End(const absl::Status& status) {
   body.set_completed(status.ok());
   if (!status.ok()) {
     // A fence that is over is no error of this rank.
-    body.set_error_code(
-        absl::IsFailedPrecondition(status) ? "ABORTED" : absl::StatusCodeToString(status.code()));
+    const bool fenced =
+        absl::IsFailedPrecondition(status) && !absl::StrContains(status.message(), "writes there");
+    body.set_error_code(fenced ? "ABORTED" : absl::StatusCodeToString(status.code()));
     body.set_message(std::string(status.message()));
   }
   if (!status.ok()) {
     cluster_->world().Trace(
         absl::StrCat(name(), " ends rank ", rank_->assign.rank(), ": ", status.ToString()));
   }
+  if (status.ok() && !rank_->assign.has_stores()) body.set_weights_digest(reference().Digest());
   if (status.ok()) {
     // It says that it runs until the coordinator has its last word.
     rank_->finished = true;

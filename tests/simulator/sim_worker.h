@@ -17,6 +17,10 @@ namespace zeroshard::simulator {
 class SimWorker : public Process {
  public:
   using Process::Process;
+  // Also while it is stopped.
+  bool HoldsFolder(const std::string& run_id) const {
+    return alive() && rank_ != nullptr && rank_->holds_folder && rank_->assign.run_id() == run_id;
+  }
 
  private:
   // Elements of a chunk that this rank owns.
@@ -35,11 +39,13 @@ class SimWorker : public Process {
     size_t left = 0;  // pulls or pushes that are on their way
     std::map<uint32_t, std::pair<v1::StateVersion, uint64_t>> chunks;  // its own, then all
     std::vector<v1::StepRecord> unreported;
+    std::vector<v1::CheckpointRecord> unsaid;  // likewise; of a job whose state is on its ranks
     bool reporting = false;
     bool commits = false;  // once a loss on the validation set is reported
     bool started = false;
-    bool finished = false;  // the last step is done
-    absl::Duration since;   // what it waits for was begun
+    bool holds_folder = false;  // of checkpoints
+    bool finished = false;      // the last step is done
+    absl::Duration since;       // what it waits for was begun
   };
   using Then = std::function<void(Rank&)>;
 
@@ -69,6 +75,14 @@ class SimWorker : public Process {
   void OnCommitted(const v1::StepDecision& decision);
   void Report();
   void Barrier(const std::string& name, Then then);
+  // All ranks come to the same point.
+  void Meet(const std::string& what, Then then);
+
+  // sim_training.cc: a job whose state is on its ranks.
+  void Load();
+  void Train();
+  void Save();
+  void Complete();
   void Finish();
   void End(const absl::Status& status);
   void SendEnd(v1::ReportEndRequest body, int tries);

@@ -85,6 +85,34 @@ TEST(Simulator, JobsGoOnBesideDisksThatTakeNoState) {
   EXPECT_LT(refused, jobs / 4);  // most go on
 }
 
+TEST(Simulator, JobsWithTheirStateOnTheirRanksGoOnFromTheirCheckpoints) {
+  ScenarioOptions options;
+  options.on_ranks = true;
+  options.faults = false;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const Outcome outcome = Simulate(seed, options);
+    ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
+    EXPECT_EQ(outcome.recoveries, 0u);
+    EXPECT_EQ(outcome.went_back, 0u);
+  }
+  options.faults = true;
+  uint64_t recoveries = 0, went_back = 0, boots = 0, given_up = 0, unreported = 0;
+  for (uint64_t seed = 9001; seed <= 9600; ++seed) {
+    const Outcome outcome = Simulate(seed, options);
+    ASSERT_TRUE(outcome.ok) << Describe(seed, outcome);
+    recoveries += outcome.recoveries;
+    went_back += outcome.went_back;
+    boots += outcome.boots - 1;
+    given_up += outcome.given_up;
+    unreported += outcome.unreported;
+  }
+  EXPECT_GT(recoveries, 100u);
+  EXPECT_GT(went_back, 50u);
+  EXPECT_GT(boots, 50u);
+  EXPECT_GT(unreported, 0u);
+  EXPECT_LT(given_up, 30u);  // most go on
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, Disturbed, testing::Values(1, 1001, 2001, 3001));
 
 }  // namespace

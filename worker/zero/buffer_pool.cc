@@ -54,8 +54,19 @@ absl::StatusOr<bool> InFlightPool::Full() {
   return false;
 }
 
-void InFlightPool::GiveAfter(Buffer buffer, std::vector<Event> events) {
-  in_flight_.push_back({std::move(buffer), std::move(events)});
+void InFlightPool::GiveAfter(Buffer buffer, std::vector<Event> events,
+                             std::function<absl::Status()> last_use) {
+  in_flight_.push_back({std::move(buffer), std::move(events), std::move(last_use)});
+}
+
+absl::Status InFlightPool::FinishUses() {
+  for (InFlight& in_flight : in_flight_) ZS_RETURN_IF_ERROR(FinishUse(&in_flight));
+  return absl::OkStatus();
+}
+
+absl::Status InFlightPool::FinishUse(InFlight* in_flight) {
+  const std::function<absl::Status()> last_use = std::exchange(in_flight->last_use, nullptr);
+  return last_use ? last_use() : absl::OkStatus();
 }
 
 absl::Status InFlightPool::Drain() {
@@ -64,7 +75,7 @@ absl::Status InFlightPool::Drain() {
 }
 
 absl::Status InFlightPool::RetireOldest() {
-  absl::Status status;
+  absl::Status status = FinishUse(&in_flight_.front());
   for (const Event& event : in_flight_.front().events) status.Update(event.Wait());
   pool_.Give(std::move(in_flight_.front().buffer));
   in_flight_.pop_front();

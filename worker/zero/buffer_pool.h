@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -38,8 +39,12 @@ class InFlightPool {
   absl::StatusOr<Buffer> Take(size_t bytes);
   // Whether Take would wait. The error of a buffer that came back meanwhile.
   absl::StatusOr<bool> Full();
-  // The buffer is free again when every event is complete.
-  void GiveAfter(Buffer buffer, std::vector<Event> events);
+  // The buffer is free again when every event is complete. `last_use`, which may be null, asks for
+  // what the compute stream still reads there; it is called before anybody else gets the buffer.
+  void GiveAfter(Buffer buffer, std::vector<Event> events,
+                 std::function<absl::Status()> last_use = nullptr);
+  // Calls every last use that is left, in order; the first error. The buffers stay in flight.
+  absl::Status FinishUses();
   // Waits for everything in flight; the first error.
   absl::Status Drain();
 
@@ -47,7 +52,9 @@ class InFlightPool {
   struct InFlight {
     Buffer buffer;
     std::vector<Event> events;
+    std::function<absl::Status()> last_use;
   };
+  static absl::Status FinishUse(InFlight* in_flight);
   absl::Status RetireOldest();
 
   BufferPool pool_;

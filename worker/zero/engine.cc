@@ -51,12 +51,12 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store));
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
-  ZS_RETURN_IF_ERROR(engine->Allocate());
+  ZS_ASSIGN_OR_RETURN(engine->squares_, GradientSquares::Create(units->size(), device, ops));
   ZS_RETURN_IF_ERROR(engine->RegisterBuffers());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
-  engine->reducer_ =
-      std::make_unique<GradientReducer>(policy, units, comm, device, ops, engine->pusher_.get());
+  engine->reducer_ = std::make_unique<GradientReducer>(
+      policy, units, comm, device, ops, engine->pusher_.get(), engine->squares_.get());
   engine->gather_ = std::make_unique<ParameterGather>(policy, units, comm, device, ops, store);
   if (store != nullptr) {
     ZS_RETURN_IF_ERROR(engine->gather_->PullAll());
@@ -75,13 +75,6 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     engine->head_matrix_offset_ = matrix->offset;
   }
   return engine;
-}
-
-absl::Status ZeroEngine::Allocate() {
-  const size_t bytes = units_.size() * sizeof(NormAccumulator);
-  ZS_ASSIGN_OR_RETURN(squares_, device_->Allocate(bytes, MemoryKind::kBuffers));
-  ZS_ASSIGN_OR_RETURN(read_squares_, device_->AllocateHost(bytes));
-  return absl::OkStatus();
 }
 
 absl::Status ZeroEngine::RegisterBuffers() {
@@ -110,10 +103,12 @@ absl::Status ZeroEngine::LoadMoments(StateKind kind, const ParameterSource& sour
 void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
   waits_ = observer;
   gather_->SetWaitObserver(observer);
+  reducer_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
   step_ = step;
+  squares_->Begin();
   if (pusher_ != nullptr) pusher_->BeginStep(step);
   rows_->BeginStep();
 }
@@ -198,11 +193,12 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
   if (pusher_ != nullptr) {
     Waiting waiting(waits_, WaitKind::kStores);
     ZS_RETURN_IF_ERROR(pusher_->Drain());
+    ZS_RETURN_IF_ERROR(reducer_->Drain());
   }
   ZS_RETURN_IF_ERROR(read.Wait());
   NormAccumulator norm;
   for (size_t u = 0; u < units_.size(); ++u) {
-    const NormAccumulator& squares = read_squares_.as<NormAccumulator>()[u];
+    const NormAccumulator& squares = squares_->Of(u);
     norm.Add(squares);
     if (squares.nonfinite > 0 && first_nonfinite->empty()) *first_nonfinite = units_[u].table->name;
   }
@@ -210,14 +206,12 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
 }
 
 Event ZeroEngine::ReadSquares() {
-  ops_->Zero(squares_.data(), squares_.bytes());
-  for (size_t u = 0; u < units_.size(); ++u) {
-    const UnitState& unit = units_[u];
-    if (!unit.trained || unit.owned() == 0) continue;
-    ops_->AddSquares(unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type,
-                     squares_.as<NormAccumulator>() + u);
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    const UnitState& unit = units_[static_cast<size_t>(u)];
+    if (!unit.trained || unit.owned() == 0 || !policy_.KeepsGradient(u)) continue;
+    squares_->Add(u, unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type);
   }
-  const Event read = compute_->Copy(read_squares_.data(), squares_.data(), squares_.bytes());
+  const Event read = squares_->Read();
   // And the errors of what was computed since the update before, and of that.
   return AllOf({updated_, read, compute_->Record()});
 }

@@ -27,6 +27,7 @@
 #include "worker/zero/gather.h"
 #include "worker/zero/push.h"
 #include "worker/zero/reduce.h"
+#include "worker/zero/squares.h"
 #include "worker/zero/state_store.h"
 #include "worker/zero/token_rows.h"
 #include "worker/zero/unit_state.h"
@@ -129,7 +130,6 @@ class ZeroEngine {
  private:
   ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
              StateStore* store);
-  absl::Status Allocate();
   // What takes part in collectives from the beginning to the end: whole parameters and gradients.
   absl::Status RegisterBuffers();
   // This rank's part of a digest.
@@ -148,8 +148,8 @@ class ZeroEngine {
     const ParameterInfo* info;
   };
   absl::StatusOr<Located> Locate(const std::string& name);
-  // Squares of every trained unit's gradient, on their way to host memory, with the error of what
-  // was computed before.
+  // Squares of every trained unit's gradient, those that are kept added last, on their way to host
+  // memory, with the error of what was computed before.
   Event ReadSquares();
   // The fp32 values of this rank's shard, into host memory.
   absl::Status OwnValues(const UnitState& unit, float* out);
@@ -178,8 +178,8 @@ class ZeroEngine {
   size_t next_use_ = 0;
   std::vector<int> open_uses_;  // of the current unit
   WaitObserver* waits_ = nullptr;
-  Buffer squares_, read_squares_;  // NormAccumulator by unit: the device's, the host's
-  Event updated_;                  // the state is that of the last Update
+  std::unique_ptr<GradientSquares> squares_;
+  Event updated_;  // the state is that of the last Update
 };
 
 }  // namespace zeroshard

@@ -1,6 +1,7 @@
 #include "worker/zero/reduce.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -42,8 +43,9 @@ class GradientReducer::UnitSink : public GradientSink {
     if (Direct()) {
       range.data = unit.Gradient(begin);
     } else {
-      ZS_ASSIGN_OR_RETURN(
-          range.buffer, owner_.in_flight_.Take(static_cast<size_t>(end - begin) * SizeOf(Wire())));
+      const size_t bytes = static_cast<size_t>(end - begin) * SizeOf(Wire());
+      ZS_ASSIGN_OR_RETURN(range.buffer,
+                          Kept() ? owner_.in_flight_.Take(bytes) : owner_.TakeForStores(bytes));
       range.data = range.buffer.data();
     }
     ZeroOutside(range);
@@ -73,8 +75,7 @@ class GradientReducer::UnitSink : public GradientSink {
     if (complete || range.ready.size() >= owner_.policy_.options.reduce_bucket)
       ZS_RETURN_IF_ERROR(Send(&range));
     if (complete) {
-      if (range.buffer.bytes() > 0)
-        owner_.in_flight_.GiveAfter(std::move(range.buffer), std::move(range.events));
+      if (range.buffer.bytes() > 0) Give(&range);
       ranges_.erase(it);
     }
     return absl::OkStatus();
@@ -85,8 +86,9 @@ class GradientReducer::UnitSink : public GradientSink {
     int64_t begin = 0, end = 0;
     void* data = nullptr;
     Buffer buffer;
-    std::vector<Event> events;
-    ElementRange ready;  // done, contiguous, not yet sent
+    std::vector<Event> events;   // that read `data`, or write there
+    std::vector<Event> reduced;  // of them, those behind which this rank's sums lie there
+    ElementRange ready;          // done, contiguous, not yet sent
     int64_t done = 0;
   };
 
@@ -95,6 +97,26 @@ class GradientReducer::UnitSink : public GradientSink {
   // Written straight into the unit's whole gradient.
   bool Direct() {
     return State().trained && owner_.policy_.gradient_mode == GradientMode::kFullWire;
+  }
+
+  // The sums are kept elsewhere than in the transient memory they are reduced from.
+  bool Kept() const { return owner_.policy_.KeepsGradient(unit_); }
+
+  // The range's buffer is free for others once it has left, and what is not kept is squared.
+  void Give(Range* range) {
+    std::function<absl::Status()> last_use;
+    const ElementRange owned =
+        Owned(State().layout, owner_.comm_->rank(), {range->begin, range->end});
+    if (!range->reduced.empty() && owned.size() > 0) {
+      const void* sums = Shift(range->data, owned.begin - range->begin, Wire());
+      last_use = [this, owned, sums, reduced = std::move(range->reduced)]() -> absl::Status {
+        for (const Event& event : reduced) ZS_RETURN_IF_ERROR(owner_.compute_->WaitFor(event));
+        owner_.squares_->Add(unit_, sums, owned.size(), Wire());
+        return absl::OkStatus();
+      };
+    }
+    owner_.in_flight_.GiveAfter(std::move(range->buffer), std::move(range->events),
+                                std::move(last_use));
   }
 
   // Zeroes what no tensor covers.
@@ -133,12 +155,20 @@ class GradientReducer::UnitSink : public GradientSink {
       return absl::OkStatus();
     }
     const ElementRange owned = Owned(unit.layout, owner_.comm_->rank(), ready);
-    void* output = owned.size() > 0 ? unit.Gradient(owned.begin) : nullptr;
+    void* output = nullptr;
+    if (owned.size() > 0) {
+      output = Kept() ? unit.Gradient(owned.begin)
+                      : Shift(range->data, owned.begin - range->begin, Wire());
+    }
     const Event event = owner_.Reduce(unit_, data, ready, output, unit.gradient_type,
                                       owner_.round_ > 0, Phase::kBackward, owner_.contributors_);
-    (range->buffer.bytes() > 0 ? range->events : owner_.events_).push_back(event);
+    if (range->buffer.bytes() > 0) range->events.push_back(event);
+    if (Direct() || (Kept() && owner_.leaves_at_once_)) owner_.events_.push_back(event);
     if (!owner_.policy_.options.overlap) ZS_RETURN_IF_ERROR(owner_.compute_->WaitFor(event));
-    return owner_.PushFinal(unit_, owned, event);
+    if (Kept()) return owner_.PushFinal(unit_, owned, event);
+    range->reduced.push_back(event);
+    range->events.push_back(owner_.pusher_->PushFrom(unit_, owned, output, event));
+    return absl::OkStatus();
   }
 
   GradientReducer& owner_;
@@ -148,13 +178,15 @@ class GradientReducer::UnitSink : public GradientSink {
 
 GradientReducer::GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units,
                                  Communicator* comm, Device* device, Ops* ops,
-                                 GradientPusher* pusher)
+                                 GradientPusher* pusher, GradientSquares* squares)
     : policy_(*policy),
       units_(*units),
       comm_(comm),
       ops_(ops),
       compute_(device->compute()),
       pusher_(pusher),
+      squares_(squares),
+      leaves_at_once_(units->size() > 1 && !policy->KeepsGradient(1)),
       in_flight_(device, kBuffersInFlight) {
   for (size_t u = 0; u < units->size(); ++u)
     sinks_.push_back(std::make_unique<UnitSink>(this, static_cast<int>(u)));
@@ -202,11 +234,22 @@ absl::Status GradientReducer::ReduceApart(int unit, Buffer contribution, Element
   const Event event = Reduce(unit, contribution.data(), range, output, policy_.accumulate_type,
                              round_ > 0, Phase::kBackward, contributors_);
   in_flight_.GiveAfter(std::move(contribution), {event});
+  if (leaves_at_once_) events_.push_back(event);
   return policy_.options.overlap ? absl::OkStatus() : compute_->WaitFor(event);
+}
+
+absl::StatusOr<Buffer> GradientReducer::TakeForStores(size_t bytes) {
+  ZS_ASSIGN_OR_RETURN(const bool full, in_flight_.Full());
+  Waiting waiting(full ? waits_ : nullptr, WaitKind::kStores);
+  return in_flight_.Take(bytes);
 }
 
 absl::Status GradientReducer::Drain() {
   ZS_RETURN_IF_ERROR(in_flight_.Drain());
+  return WaitForKept();
+}
+
+absl::Status GradientReducer::WaitForKept() {
   absl::Status status;
   for (const Event& event : std::exchange(events_, {})) status.Update(event.Wait());
   return status;
@@ -239,7 +282,12 @@ void GradientReducer::RoundToWire(UnitState* unit) {
 }
 
 absl::Status GradientReducer::FinishRounds() {
-  ZS_RETURN_IF_ERROR(Drain());
+  if (leaves_at_once_) {
+    ZS_RETURN_IF_ERROR(in_flight_.FinishUses());
+    ZS_RETURN_IF_ERROR(WaitForKept());
+  } else {
+    ZS_RETURN_IF_ERROR(Drain());
+  }
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!units_[u].trained) continue;
     if (policy_.gradient_mode == GradientMode::kFullAccumulate) {

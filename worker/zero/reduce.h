@@ -12,16 +12,20 @@
 #include "worker/model/unit.h"
 #include "worker/zero/buffer_pool.h"
 #include "worker/zero/push.h"
+#include "worker/zero/squares.h"
 #include "worker/zero/unit_state.h"
+#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 
 class GradientReducer {
  public:
   // With a `pusher` what is final goes to it at once; of the embedding only where rows are added
-  // before (kFullAccumulate), else it is final after TokenRows::Join.
+  // before (kFullAccumulate), else it is final after TokenRows::Join. What the policy does not keep
+  // is added to `squares` meanwhile, which may be null without a pusher.
   GradientReducer(const ZeroPolicy* policy, std::vector<UnitState>* units, Communicator* comm,
-                  Device* device, Ops* ops, GradientPusher* pusher = nullptr);
+                  Device* device, Ops* ops, GradientPusher* pusher = nullptr,
+                  GradientSquares* squares = nullptr);
   ~GradientReducer();
 
   // Before each micro-batch: `round` of the step, in which ranks below `contributors` have one. A
@@ -34,10 +38,14 @@ class GradientReducer {
   absl::Status ReduceApart(int unit, Buffer contribution, ElementRange range, void* output);
 
   // After the last round, for every unit in order: the sum is on its owner, rounded once to the
-  // wire type. Waits for what is on its way.
+  // wire type. Waits for reductions, not for the stores; the squares of what is not kept have been
+  // asked for.
   absl::Status FinishRounds();
   // Waits for what is on its way; the first error.
   absl::Status Drain();
+
+  // Told of waits for room that the stores have to make; null: nobody.
+  void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
 
   // Transient memory, from the buffers that gradients leave in.
   absl::StatusOr<Buffer> TakeTransient(size_t bytes) { return in_flight_.Take(bytes); }
@@ -52,6 +60,10 @@ class GradientReducer {
                bool accumulate, Phase phase, int contributors);
   // The owned part of a range is the step's sum once `reduced` is done, if this is the last round.
   absl::Status PushFinal(int unit, ElementRange owned, const Event& reduced);
+  // Room for a gradient that is not kept: once the stores have an earlier one.
+  absl::StatusOr<Buffer> TakeForStores(size_t bytes);
+  // Until all that is kept is reduced; the first error.
+  absl::Status WaitForKept();
   absl::Status ReduceAccumulated(int unit);
   void RoundToWire(UnitState* unit);
 
@@ -61,8 +73,11 @@ class GradientReducer {
   Ops* ops_;
   Stream* const compute_;
   GradientPusher* pusher_;
+  GradientSquares* squares_;
+  const bool leaves_at_once_;  // all gradients but the embedding's
+  WaitObserver* waits_ = nullptr;
   InFlightPool in_flight_;
-  std::vector<Event> events_;  // of reductions that read the units' own buffers
+  std::vector<Event> events_;  // of reductions that read or write the units' own buffers
   std::vector<std::unique_ptr<UnitSink>> sinks_;
   uint64_t step_ = 0;
   int64_t round_ = 0;

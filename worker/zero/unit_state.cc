@@ -99,7 +99,9 @@ absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
     ZS_ASSIGN_OR_RETURN(s.parameters, device->Allocate(static_cast<size_t>(held) * SizeOf(s.dtype),
                                                        MemoryKind::kParameters));
     if (!s.trained) continue;
-    ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
+    s.gradient_type = policy.accumulate_type;
+    if (policy.KeepsGradient(static_cast<int>(u)))
+      ZS_RETURN_IF_ERROR(AllocateGradients(policy, &s, device));
     if (!policy.options.offload_optimizer) {
       const size_t state = static_cast<size_t>(s.state_end - s.state_begin) * sizeof(float);
       if (s.dtype != DType::kF32) {

@@ -32,8 +32,8 @@ struct UnitState {
   Buffer parameters;
   Buffer master;               // fp32; empty in fp32 jobs, whose parameters are the master weights
   Buffer exp_avg, exp_avg_sq;  // fp32
-  Buffer gradient;
-  Buffer full_gradient;  // stage 0 with sharded accumulation: what the update reads
+  Buffer gradient;             // empty where the policy keeps none
+  Buffer full_gradient;        // stage 0 with sharded accumulation: what the update reads
 
   // Of the owned fp32 values as the parameters were filled, where only their rounded form is kept.
   WeightDigest filled;

@@ -4,7 +4,7 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 const SVG_TAGS = new Set(['svg', 'g', 'path', 'line', 'rect', 'circle', 'text']);
-const MOST_TEXT = 4000;
+const MOST_TEXT = 4000, SHORT_TEXT = 300;
 
 // A description of an element. Children: descriptions, text, numbers; null and false are left out.
 // Of the attributes, functions become listeners (onclick); undefined, null and false are left out.
@@ -22,6 +22,11 @@ function foreign(text, attributes) {
 }
 function clipped(text) {
   return h('span', {class: 'clip', title: shorten(String(text), MOST_TEXT)}, foreign(text));
+}
+// Of any length, on few lines until the reader opens it.
+function long(text) {
+  return String(text).length <= SHORT_TEXT ? foreign(text)
+    : h('details', {class: 'long'}, h('summary', null, foreign(text)));
 }
 function shorten(text, most) {
   return text.length > most ? text.slice(0, most) + '…' : text;
@@ -134,8 +139,9 @@ const small = (value) => Number.isFinite(number(value))
 function span(seconds) {
   if (!Number.isFinite(seconds) || seconds < 0) return NONE;
   if (seconds < 1) return '<1 s';
-  if (seconds < 60) return Math.round(seconds) + ' s';
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  seconds = Math.round(seconds);
+  if (seconds < 60) return seconds + ' s';
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
   if (seconds < 86400) {
     return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds % 3600 / 60)} min`;
   }

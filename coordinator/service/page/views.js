@@ -83,7 +83,7 @@ function problems(data, now) {
   const more = found.length - MOST_PROBLEMS;
   return h('ul', {class: 'problems'},
     found.slice(0, MOST_PROBLEMS).map(({style, what, text}) =>
-      h('li', {class: style}, h('b', null, foreign(what)), foreign(text))),
+      h('li', {class: style, key: what}, h('b', null, foreign(what)), long(text))),
     more > 0 && h('li', {class: 'warn'}, `and ${more} more`));
 }
 
@@ -166,7 +166,7 @@ function curveCard(data, view) {
     h('div', {class: 'head'}, h('h3', null, 'Loss'),
       h('span', {class: 'group right', role: 'group', 'aria-label': 'Scale of the loss'},
         scale('linear'), scale('log'))),
-    !history ? h('p', {class: 'note'}, data.historyError ? foreign(data.historyError) : 'Loading…') : [
+    !history ? h('div', {class: 'note'}, data.historyError ? long(data.historyError) : 'Loading…') : [
       curve(history, {log: view.scale === 'log', width: view.width, chosen: view.point,
         choose: view.choosePoint}),
       h('p', {class: 'readout', 'aria-live': view.point === null ? 'off' : 'polite'},
@@ -217,6 +217,8 @@ function plan(job) {
   });
   const inStores = job.store_plan;
   return h('div', {class: 'card'}, h('h3', null, usages.size > 0 ? 'Plan, and below it measured' : 'Plan'),
+    [...usages.values()].some((u) => !(number(u.step) > 0)) && h('p', {class: 'note'},
+      'Traffic is measured on a whole step without an evaluation, sample, checkpoint or waiting.'),
     inStores && h('p', {class: 'note'}, `In the stores: ${some(inStores.chunks, 'chunk')}, ` +
       `${bytes(inStores.state_bytes)} of state and ${bytes(inStores.staging_bytes)} of staging, ` +
       `${whole(inStores.replicas)} ${number(inStores.replicas) === 1 ? 'copy' : 'copies'}.`),
@@ -271,7 +273,7 @@ function shardCard(data, view) {
   };
   return h('div', {class: 'card'},
     h('h3', null, 'Shard stores'), stores(job),
-    !shards ? h('p', {class: 'note'}, data.shardsError ? foreign(data.shardsError) : 'Loading…') : [
+    !shards ? h('div', {class: 'note'}, data.shardsError ? long(data.shardsError) : 'Loading…') : [
       h('h3', {id: 'map-title'}, 'Shard map'),
       h('p', {class: 'note'}, `${whole(shards.chunks)} chunks of up to ` +
         `${whole(shards.chunk_elements)} elements, ${whole(shards.replicas)} ` +
@@ -309,10 +311,10 @@ function checkpoints(data) {
       ? h('span', {class: 'badge good'}, entry.latest ? 'complete, latest' : 'complete')
       : h('span', {class: 'badge bad'}, 'not complete'),
     entry.complete ? bytes(entry.bytes) : NONE, clock(entry.unix_ms),
-    h('div', {class: 'wide'}, entry.problem ? foreign(entry.problem) : foreign(entry.path))]
+    h('div', {class: 'wide'}, long(entry.problem || entry.path))]
   }));
   return h('div', {class: 'card'}, h('h3', null, 'Checkpoints'),
-    data.checkpointsError && h('p', {class: 'note'}, foreign(data.checkpointsError)),
+    data.checkpointsError && h('div', {class: 'note'}, long(data.checkpointsError)),
     found && (rows.length === 0 ? h('p', {class: 'note'}, 'None yet in ', foreign(found.dir))
       : table('Checkpoints', [{head: 'Step', style: 'n'}, {head: 'State'}, {head: 'Size', number: true},
         {head: 'Written', style: 'tight'}, {head: 'Where'}], rows)));
@@ -324,19 +326,19 @@ function events(job) {
     all.length === 0 ? h('p', {class: 'note'}, 'None yet.')
       : h('ol', {class: 'events', tabindex: 0, 'aria-label': 'Events, newest first'}, all.map((event) =>
         h('li', {key: event.unix_ms + event.reason}, h('time', null, clock(event.unix_ms)),
-          h('span', null, badge(String(event.state).replace('JOB_STATE_', '')), ' ', foreign(event.reason))))));
+          h('span', null, badge(String(event.state).replace('JOB_STATE_', '')), ' ', long(event.reason))))));
 }
 
 function job(data, view, now) {
   if (data.jobError) return h('div', {class: 'card'}, h('h2', null, 'This job'),
-    h('p', null, foreign(data.jobError)));
+    h('div', null, long(data.jobError)));
   const job = data.job;
   if (!job) return null;
   return [
     h('div', {class: 'card', key: 'summary'},
       h('div', {class: 'head'}, h('h2', null, foreign(job.name)), badge(stateOf(job)),
         h('span', {class: 'note'}, 'run ', foreign(job.run_id))),
-      job.reason && h('p', null, foreign(job.reason)),
+      job.reason && h('div', null, long(job.reason)),
       progressOf(job), figures(job, data.history, now)),
     curveCard(data, view),
     h('div', {class: 'two'}, events(job),

@@ -12,6 +12,7 @@
 
 #include "common/exit_codes.h"
 #include "common/health_client.h"
+#include "common/member/host_info.h"
 #include "tests/common/member/fake_cluster.h"
 
 namespace zeroshard {
@@ -91,6 +92,36 @@ TEST(MemberDaemonTest, WhereNobodyAnswersTheCoordinatorIsMissing) {
   std::string said;
   EXPECT_EQ(GiveUp(address, &said), kExitUnavailable);
   EXPECT_THAT(said, AllOf(HasSubstr("no coordinator at " + address), HasSubstr("--coordinator")));
+}
+
+// Where others are told to find the metrics of a member with these addresses.
+HostPort Advertised(const std::string& listen, const std::string& metrics_listen,
+                    const std::string& advertise_host) {
+  MemberDaemonOptions options;
+  options.kind = v1::MEMBER_KIND_WORKER;
+  options.program = "zeroshard-worker";
+  options.name = "w0";
+  options.listen = listen;
+  options.metrics_listen = metrics_listen;
+  options.advertise_host = advertise_host;
+  options.security.insecure = true;
+  auto daemon = MemberDaemon::Start(options);
+  EXPECT_TRUE(daemon.ok()) << daemon.status();
+  if (!daemon.ok()) return {};
+  const std::string address = (*daemon)->MakeHello().metrics_address();
+  if (address.empty()) return {};
+  const auto parsed = ParseHostPort(address);
+  EXPECT_TRUE(parsed.ok()) << address;
+  EXPECT_EQ(parsed->port, (*daemon)->metrics().port());
+  return *parsed;
+}
+
+TEST(MemberDaemonTest, AdvertisesNoMetricsThatNoOtherHostReaches) {
+  EXPECT_EQ(Advertised("0.0.0.0:0", "127.0.0.1:0", "node-7").host, "");
+  EXPECT_EQ(Advertised("0.0.0.0:0", "0.0.0.0:0", "node-7").host, "node-7");
+  EXPECT_EQ(Advertised("0.0.0.0:0", "0.0.0.0:0", "").host, HostName());
+  // A cluster of one host.
+  EXPECT_EQ(Advertised("127.0.0.1:0", "127.0.0.1:0", "").host, "127.0.0.1");
 }
 
 bool Serves(const std::string& address, const std::string& service) {

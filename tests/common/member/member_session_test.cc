@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <set>
 
+#include "common/security/security.h"
 #include "tests/common/member/fake_cluster.h"
+#include "tests/common/security/certificates.h"
+#include "tests/common/temp_folder.h"
 
 namespace zeroshard {
 namespace {
@@ -130,6 +134,50 @@ TEST(MemberSessionTest, ComesBackToARestartedCoordinatorAsTheSameProcessAndSaysW
     EXPECT_EQ(state.hellos.back().running().run_id(), "a-1");
     EXPECT_GT(state.hellos.back().progress().step(), 0u);
   });
+}
+
+// What a session without success says of the address.
+std::string Unwelcome(const std::string& address) {
+  MemberSessionOptions options;
+  options.coordinator = address;
+  options.hello.set_kind(v1::MEMBER_KIND_WORKER);
+  options.first_backoff = absl::Milliseconds(5);
+  options.most_backoff = absl::Milliseconds(50);
+  Recorder recorder;
+  MemberSession session(options, &recorder);
+  absl::Status status;
+  const auto until = std::chrono::steady_clock::now() + FakeCluster::kPatience;
+  do {
+    status = session.WaitWelcome(absl::Milliseconds(50));
+  } while (absl::IsDeadlineExceeded(status) && std::chrono::steady_clock::now() < until);
+  EXPECT_TRUE(absl::IsUnauthenticated(status)) << status;
+  return std::string(status.message());
+}
+
+TEST(MemberSessionTest, SaysWhereTlsIsTheReasonThatNobodyAnswers) {
+  std::signal(SIGPIPE, SIG_IGN);  // as in the daemons
+  const TempFolder folder;
+  const security::TestAuthority authority("one");
+  const std::string ca = folder / "ca.crt";
+  security::WriteWhole(ca, authority.Pem());
+  const auto load = [&](const char* name, security::Role role) {
+    const security::Files files = authority.Issue(folder / name, security::UriOf(role));
+    auto loaded = security::Security::Load({files.cert, files.key, ca, "", false}, role);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return *loaded;
+  };
+  auto guarded = GrpcServer::Start(
+      {.listen = "127.0.0.1:0", .security = load("c", security::Role::kCoordinator)});
+  ASSERT_TRUE(guarded.ok()) << guarded.status();
+  EXPECT_THAT(Unwelcome((*guarded)->address()),
+              AllOf(HasSubstr((*guarded)->address() + " speaks TLS"), HasSubstr("--tls-ca")));
+
+  FakeCluster open;
+  security::SetProcessSecurity(load("w", security::Role::kWorker));
+  const std::string said = Unwelcome(open.address());
+  security::SetProcessSecurity(security::Security::Plaintext());
+  EXPECT_THAT(said,
+              AllOf(HasSubstr(open.address() + " does not speak TLS"), HasSubstr("--tls-cert")));
 }
 
 TEST(MemberSessionTest, KeepsTryingWhileItIsRefused) {

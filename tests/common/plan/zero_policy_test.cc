@@ -71,6 +71,31 @@ TEST(ZeroPolicyTest, SmallUnitsAndOtherStagesAreNeverGathered) {
   EXPECT_EQ(Schedule(MakeZeroPolicy(Model("llama"), options)), "f0 f1 f2 f3 f4 b3 b2 b1");
 }
 
+// Offloaded shards that are final in their first round; the embedding's waits for its rows.
+TEST(ZeroPolicyTest, AGradientThatIsFinalOnceReducedIsNotKept) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool offload : {false, true}) {
+      for (const bool deterministic : {false, true}) {
+        for (const int64_t micro_batches : {1, 2, 3}) {
+          ZeroOptions options = Stage3();
+          options.stage = stage;
+          options.offload_optimizer = offload;
+          options.deterministic = deterministic;
+          options.micro_batches = micro_batches;
+          const ZeroPolicy policy = MakeZeroPolicy(Model("gpt2"), options);
+          const bool leaves = offload && stage >= 2 && micro_batches <= 2;  // of two ranks
+          EXPECT_TRUE(policy.KeepsGradient(0));
+          for (const int unit : {1, 3, 4}) {
+            EXPECT_EQ(policy.KeepsGradient(unit), !leaves)
+                << "stage " << stage << " offload " << offload << " deterministic " << deterministic
+                << " micro-batches " << micro_batches;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ZeroPolicyTest, ARaggedLastRoundHasFewerContributors) {
   ZeroOptions options = Stage3();
   options.world = 4;

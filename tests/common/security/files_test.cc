@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <tuple>
 
@@ -187,6 +188,13 @@ double ValueOf(const std::vector<prometheus::MetricFamily>& families, const std:
   return -1;
 }
 
+double CountOf(const std::vector<prometheus::MetricFamily>& families, const std::string& name) {
+  for (const auto& family : families) {
+    if (family.name == name) return family.metric.at(0).counter.value;
+  }
+  return -1;
+}
+
 TEST_F(FilesTest, MetricsShowTheCertificatesEndAlsoAfterARenewal) {
   const Files files = Issue("w");
   const auto loaded = Security::Load({files.cert, files.key, ca_, "", false}, Role::kWorker);
@@ -196,8 +204,17 @@ TEST_F(FilesTest, MetricsShowTheCertificatesEndAlsoAfterARenewal) {
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   EXPECT_NEAR(ValueOf(metrics.Collect(), kName), now + 3600, 60);
   Issue("w", {.uris = {"spiffe://zeroshard/worker"}, .to = absl::Hours(5)});
-  EXPECT_NEAR(ValueOf(metrics.Collect(), kName), now + 5 * 3600, 60);
+  const auto becomes = [&](const std::function<bool()>& is) {
+    for (const absl::Time end = absl::Now() + absl::Seconds(20); !is() && absl::Now() < end;) {
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    return is();
+  };
+  EXPECT_TRUE(becomes([&] { return ValueOf(metrics.Collect(), kName) > now + 4 * 3600; }));
+  constexpr char kFailures[] = "zeroshard_tls_certificate_reload_failures_total";
+  EXPECT_EQ(CountOf(metrics.Collect(), kFailures), 0);
   WriteWhole(files.cert, "");
+  EXPECT_TRUE(becomes([&] { return CountOf(metrics.Collect(), kFailures) == 1; }));
   EXPECT_NEAR(ValueOf(metrics.Collect(), kName), now + 5 * 3600, 60);
 }
 
@@ -205,10 +222,11 @@ TEST(SecurityMetricsTest, RefusalsAreThereFromTheStartAndNoExpiryWithoutTls) {
   const auto families = SecurityMetrics(Security::Plaintext()).Collect();
   ASSERT_EQ(families.size(), 1u);
   EXPECT_EQ(families[0].name, "zeroshard_rpc_refused_total");
-  ASSERT_EQ(families[0].metric.size(), 3u);
+  ASSERT_EQ(families[0].metric.size(), 4u);
   EXPECT_EQ(families[0].metric[0].label[0].value, "unauthenticated");
   EXPECT_EQ(families[0].metric[1].label[0].value, "role");
   EXPECT_EQ(families[0].metric[2].label[0].value, "flood");
+  EXPECT_EQ(families[0].metric[3].label[0].value, "handshake");
 }
 
 }  // namespace

@@ -18,7 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/grpc_log.h"
 #include "common/grpc_server.h"
+#include "common/security/certificate.h"
 #include "common/security/refusals.h"
 #include "common/security/rpc_roles.h"
 #include "common/security/security.h"
@@ -134,11 +136,10 @@ TEST_F(TlsServerTest, ACertificateWithoutARoleMayDoNothing) {
   Serve({});
   const uint64_t before = Refused(Refusal::kUnauthenticated);
   // A client's own check would not let it start: this one is not ours.
-  const auto other = Load("other", Role::kClient,
-                          {.uris = {"spiffe://elsewhere/client", "spiffe://zeroshard/client"}});
-  authority_.Issue(folder_ / "other", "spiffe://elsewhere/client");
-  absl::SleepFor(absl::Seconds(Security::kRefreshSeconds + 1));
-  const grpc::Status status = AskAs(*other, {kHealth});
+  const Files other = authority_.Issue(folder_ / "other", "spiffe://elsewhere/client");
+  const auto credentials =
+      grpc::SslCredentials({authority_.Pem(), ReadPem(other.key)->text, ReadPem(other.cert)->text});
+  const grpc::Status status = Ask(grpc::CreateChannel(server_->address(), credentials), {kHealth});
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
   EXPECT_EQ(Refused(Refusal::kUnauthenticated), before + 1);
 }
@@ -247,6 +248,111 @@ TEST_F(TlsServerTest, NewFilesTakeHoldWithoutARestart) {
   EXPECT_EQ(AskAs(**stale, {kHealth}).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
+// A socket from another address of this host, which the kernel has any number of.
+int ConnectFrom(const char* from, int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  inet_pton(AF_INET, from, &address.sin_addr);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  return fd;
+}
+
+TEST_F(TlsServerTest, ABadFileLocksNobodyOutAndTheNextGoodOneTakesHold) {
+  Serve({});
+  const auto client = Load("client", Role::kClient);
+  // The client of a cluster that has moved on: it knows the new authority alone.
+  const TestAuthority next("two");
+  const Files moved = next.Issue(folder_ / "moved", UriOf(Role::kClient));
+  const std::string moved_ca = folder_ / "moved_ca.crt";
+  WriteWhole(moved_ca, next.Pem());
+  const auto mover = Security::Load({moved.cert, moved.key, moved_ca, "", false}, Role::kClient);
+  ASSERT_TRUE(mover.ok()) << mover.status();
+
+  const std::string cert = folder_ / "coordinator.crt";
+  testing::internal::CaptureStderr();
+  WriteWhole(cert, "-----BEGIN CERTIFICATE-----\nhalf of o");
+  const absl::Time until = absl::Now() + absl::Seconds(3 * Security::kRefreshSeconds);
+  while (absl::Now() < until) {
+    const grpc::Status status = AskAs(*client, {kHealth});  // a new connection each time
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_EQ(AskAs(**mover, {kHealth}).error_code(), grpc::StatusCode::UNAVAILABLE);
+  const Files good = next.Issue(folder_ / "good", UriOf(Role::kCoordinator));
+  const std::string good_key = ReadPem(good.key)->text, good_cert = ReadPem(good.cert)->text;
+  WriteWhole(ca_, authority_.Pem() + next.Pem());
+  WriteWhole(folder_ / "coordinator.key", good_key);
+  WriteWhole(cert, good_cert);
+  grpc::Status status;
+  for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end;) {
+    status = AskAs(**mover, {kHealth});
+    if (status.ok()) break;
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  const std::string said = testing::internal::GetCapturedStderr();
+  const size_t first = said.find(absl::StrCat("TLS: ", cert, ": no certificate in it"));
+  EXPECT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find(absl::StrCat("TLS: ", cert), first + 1), std::string::npos) << said;
+}
+
+TEST(LineBudgetTest, SoManyAtOnceThenSoManyASecondAndWhatWasLeftOutIsKnown) {
+  LineBudget budget(3, 0.5);
+  absl::Duration now = absl::Hours(7);
+  uint64_t left_out = 0;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(budget.Take(now, &left_out));
+  EXPECT_EQ(left_out, 0u);
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(budget.Take(now, &left_out));
+  now += absl::Seconds(2);
+  EXPECT_TRUE(budget.Take(now, &left_out));
+  EXPECT_EQ(left_out, 100u);
+  EXPECT_FALSE(budget.Take(now, &left_out));
+  now += absl::Hours(1);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(budget.Take(now, &left_out));
+  EXPECT_EQ(left_out, 0u);
+  EXPECT_FALSE(budget.Take(now, &left_out));
+}
+
+TEST_F(TlsServerTest, HandshakesThatFailAreCountedAndDoNotFillTheLog) {
+  Serve({});
+  const TestAuthority stranger("two");
+  const Files files = stranger.Issue(folder_ / "strange", UriOf(Role::kClient));
+  const std::string ca = folder_ / "strange_ca.crt";
+  WriteWhole(ca, stranger.Pem() + authority_.Pem());
+  const auto strange = Security::Load({files.cert, files.key, ca, "", false}, Role::kClient);
+  ASSERT_TRUE(strange.ok()) << strange.status();
+  const uint64_t before = Refused(Refusal::kHandshake);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(AskAs(**strange, {.method = kHealth, .seconds = 3}).ok(), false);
+  EXPECT_GE(Refused(Refusal::kHandshake), before + 1);
+  // No TLS at all, 200 times.
+  constexpr int kTimes = 200;
+  for (int i = 0; i < kTimes; ++i) {
+    const int fd = ConnectFrom("127.0.0.4", server_->port());
+    EXPECT_EQ(send(fd, "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL), 18);
+    char bytes[64];
+    while (recv(fd, bytes, sizeof(bytes), 0) > 0) {
+    }
+    close(fd);
+  }
+  const auto refused = [&] { return Refused(Refusal::kHandshake) - before; };
+  for (int i = 0; i < 200 && refused() < 1 + kTimes; ++i) absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_GE(refused(), 1u + kTimes);
+  const std::string said = testing::internal::GetCapturedStderr();
+  // What is said is bounded in a process, where other tests may have been.
+  if (before == 0) {
+    EXPECT_THAT(said, HasSubstr("refused a connection whose handshake failed: UNKNOWN:Tls "
+                                "handshake failed: SSL_ERROR_SSL"));
+  }
+  const auto lines = std::count(said.begin(), said.end(), '\n');
+  EXPECT_LE(lines, 60) << said;
+  EXPECT_TRUE(AskAs(*Load("client", Role::kClient), {kHealth}).ok());
+}
+
 TEST_F(TlsServerTest, WhatIsTooLongIsRefusedAndTheServerGoesOn) {
   Serve({.max_message_bytes = 1 << 20});
   const auto client = Load("client", Role::kClient);
@@ -269,19 +375,6 @@ TEST_F(TlsServerTest, WhatIsTooLongIsRefusedAndTheServerGoesOn) {
   EXPECT_EQ(long_method.error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_LT(long_method.error_message().size(), 400u);
   EXPECT_TRUE(again({kHealth}).ok());
-}
-
-// A socket from another address of this host, which the kernel has any number of.
-int ConnectFrom(const char* from, int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  inet_pton(AF_INET, from, &address.sin_addr);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  return fd;
 }
 
 // Whether the server holds the connection: it says nothing before it is spoken to.

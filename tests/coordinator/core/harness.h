@@ -59,6 +59,7 @@ class Harness {
     closed_.clear();
     owners_.clear();
     snapshot_actions_.clear();
+    held_.clear();
     Boot();
   }
 
@@ -98,10 +99,8 @@ class Harness {
   Decision Step(const Event& event) {
     Decision decision = core_->Decide(event, Moment{now_, unix_ms()});
     if (++events_ == crash_at_) {
-      if (crash_ == Crash::kAfterTheLog) {
-        (void)log_.Append(decision.records);
-        KeepHistory(decision);
-      }
+      if (crash_ != Crash::kBeforeTheLog) (void)log_.Append(decision.records);
+      if (crash_ == Crash::kAfterTheLog) KeepHistory(decision);
       Restart();
       return {};
     }
@@ -109,7 +108,7 @@ class Harness {
     return decision;
   }
   // --- crashes: the n-th event from now is the process's last ---
-  enum class Crash { kBeforeTheLog, kAfterTheLog };
+  enum class Crash { kBeforeTheLog, kAfterTheLog, kBeforeTheHistory };
   void CrashAt(uint64_t event, Crash how) {
     crash_at_ = events_ + event;
     crash_ = how;
@@ -292,9 +291,23 @@ class Harness {
     ReportSteps event{NewRequest(), {}};
     *event.body.mutable_fence() = members_[name].Fence();
     *event.body.add_checkpoints() = record;
+    if (record.complete()) WriteCheckpoint(members_[name].assign->run_id(), record.step());
     Step(event);
     return event.request;
   }
+  // On the disk, whether or not anybody reports it.
+  void WriteCheckpoint(const std::string& run_id, uint64_t step) {
+    disk_[step] = From(step, run_id);
+  }
+  std::map<uint64_t, Checkpoint>& disk() { return disk_; }
+  // What FindNewest and TruncateHistory are answered with: at once, or when it is asked for. A disk
+  // that is not OK is found by nobody.
+  void HoldAnswers() { holds_answers_ = true; }
+  void AnswerHeld() {
+    holds_answers_ = false;
+    for (const Event& event : std::exchange(held_, {})) Step(event);
+  }
+  void BreakDisk(absl::Status status) { disk_status_ = std::move(status); }
   RequestId ReportSample(const std::string& name, uint64_t step, const std::string& prompt,
                          const std::string& text) {
     ReportSteps event{NewRequest(), {}};
@@ -385,9 +398,12 @@ class Harness {
         job.sampled[sample.prompt()] = sample.step();
       }
       const auto found = history_.find(run_id);
-      if (found == history_.end() || found->second.empty()) continue;
-      job.first = found->second.front();
-      job.last = found->second.back();
+      if (found == history_.end()) continue;
+      for (const v1::StepRecord& record : found->second) {
+        if (record.step() < job.job.first_step) continue;
+        if (job.first.step() == 0) job.first = record;
+        job.last = record;
+      }
     }
     core_ = std::make_unique<Core>(options_, std::move(state), absl::StrCat("cluster-", ++boots_));
     CarryOut(core_->Start(Moment{now_, unix_ms()}));
@@ -413,8 +429,13 @@ class Harness {
   void CarryOut(const Decision& decision) {
     (void)log_.Append(decision.records);
     KeepHistory(decision);
+    std::vector<Event> answers;
     for (const Action& action : decision.actions) {
-      if (const auto* send = std::get_if<SendToSession>(&action)) {
+      if (const auto* find = std::get_if<FindNewest>(&action)) {
+        answers.push_back(NewestFound{find->run_id, Newest(*find)});
+      } else if (const auto* cut = std::get_if<TruncateHistory>(&action)) {
+        answers.push_back(HistoryTruncated{cut->run_id});
+      } else if (const auto* send = std::get_if<SendToSession>(&action)) {
         const auto owner = owners_.find(send->session);
         if (owner == owners_.end()) continue;
         FakeMember& member = members_[owner->second];
@@ -437,6 +458,25 @@ class Harness {
         snapshot_actions_.push_back(action);
       }
     }
+    const int boot = boots_;
+    for (const Event& answer : answers) {
+      if (boot != boots_) return;  // they went with the process that they were for
+      if (holds_answers_) {
+        held_.push_back(answer);
+      } else {
+        Step(answer);
+      }
+    }
+  }
+
+  absl::StatusOr<std::optional<Checkpoint>> Newest(const FindNewest& request) const {
+    if (!disk_status_.ok()) return disk_status_;
+    std::optional<Checkpoint> newest;
+    for (const auto& [step, checkpoint] : disk_) {
+      if (checkpoint.run_id != request.run_id || checkpoint.dir != request.dir) continue;
+      if (!newest || step <= request.committed_step) newest = checkpoint;
+    }
+    return newest;
   }
 
   const CoreOptions options_;
@@ -450,6 +490,10 @@ class Harness {
   std::map<std::string, std::vector<v1::StepRecord>> history_;
   std::map<std::string, std::vector<v1::SampleRecord>> samples_;
   std::vector<Measure> measures_;
+  std::map<uint64_t, Checkpoint> disk_;  // checkpoints by step
+  absl::Status disk_status_;
+  bool holds_answers_ = false;
+  std::vector<Event> held_;
   std::vector<Action> snapshot_actions_;
   std::map<SessionId, std::string> owners_;
   uint64_t events_ = 0;

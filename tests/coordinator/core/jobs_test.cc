@@ -68,6 +68,38 @@ TEST(Jobs, AJobRunsAndCompletesAndItsWorkersTakeTheNext) {
   EXPECT_EQ(h.member("worker-1").assign->run_id(), "b-1");
 }
 
+TEST(Jobs, OnlyOfARankThatWasCutShortIsThePhaseShown) {
+  Harness h;
+  h.JoinMany(2);
+  h.StartJob(Harness::Spec("a", 2), {"worker-0", "worker-1"});
+  const auto phase = [&h](const std::string& job, int rank) {
+    return h.Status(job).ranks(rank).progress().phase();
+  };
+  for (const char* name : {"worker-0", "worker-1"}) h.Work(name, 0, "loading");
+  h.Steps("worker-0", 1, 3);
+  h.End("worker-0");
+  EXPECT_EQ(phase("a", 0), "");
+  EXPECT_EQ(phase("a", 1), "loading");
+  h.End("worker-1");
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_COMPLETED);
+  EXPECT_EQ(phase("a", 1), "");
+  EXPECT_EQ(h.Status("a").ranks(1).progress().step(), 3);
+
+  for (const char* name : {"worker-0", "worker-1"}) h.Idle(name);
+  h.StartJob(Harness::Spec("b", 2), {"worker-0", "worker-1"});
+  h.Work("worker-0", 1, "forward");
+  h.CancelJob("b");
+  EXPECT_EQ(phase("b", 0), "");
+
+  for (const char* name : {"worker-0", "worker-1"}) h.Idle(name);
+  h.StartJob(Harness::Spec("c", 2), {"worker-0", "worker-1"});
+  h.Work("worker-0", 1, "backward");
+  h.End("worker-0", "INTERNAL", "broken");
+  h.End("worker-1", "INTERNAL", "broken");
+  ASSERT_EQ(h.Status("c").state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(phase("c", 0), "backward");
+}
+
 TEST(Jobs, TheQueueIsFirstInFirstOut) {
   Harness h;
   h.SubmitJob(Harness::Spec("big", 2));

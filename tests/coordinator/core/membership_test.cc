@@ -153,11 +153,82 @@ TEST(Membership, MalformedHellosAreRefusedWithTheReason) {
     ASSERT_NE(member.Last(Kind::kRefused), nullptr) << why;
     EXPECT_THAT(member.Last(Kind::kRefused)->refused().reason(), HasSubstr(why));
   };
-  refuse([](v1::Hello& hello) { hello.clear_kind(); }, "neither worker nor store");
+  refuse([](v1::Hello& hello) { hello.clear_kind(); }, "the member kind 0 is neither worker (1)");
   refuse([](v1::Hello& hello) { hello.set_name("../../etc"); }, "\"../../etc\" is not");
   refuse([](v1::Hello& hello) { hello.set_name(""); }, "member name");
   refuse([](v1::Hello& hello) { hello.set_incarnation("zz"); }, "32 hex digits");
-  refuse([](v1::Hello& hello) { hello.set_host(std::string(300, 'x')); }, "256 bytes");
+  refuse([](v1::Hello& hello) { hello.set_kind(static_cast<v1::MemberKind>(9)); },
+         "the member kind 9 is neither worker (1) nor store (2)");
+  refuse([](v1::Hello& hello) { hello.set_name(std::string(64, 'x')); }, "1 to 63 letters");
+  refuse([](v1::Hello& hello) { hello.set_name("a\033[2J"); }, "\"a\\x1b[2J\" is not");
+}
+
+// They are told to whoever asks: terminals, logs, pages.
+TEST(Membership, TextsOfAHelloArePrintableAndShort) {
+  using Set = void (*)(v1::Hello&, const std::string&);
+  const std::pair<const char*, Set> texts[] = {
+      {"host", [](v1::Hello& hello, const std::string& text) { hello.set_host(text); }},
+      {"address", [](v1::Hello& hello, const std::string& text) { hello.set_address(text); }},
+      {"version", [](v1::Hello& hello, const std::string& text) { hello.set_version(text); }},
+      {"device", [](v1::Hello& hello, const std::string& text) { hello.set_device(text); }},
+      {"fingerprint",
+       [](v1::Hello& hello, const std::string& text) { hello.set_fingerprint(text); }},
+      {"metrics address",
+       [](v1::Hello& hello, const std::string& text) { hello.set_metrics_address(text); }}};
+  for (const auto& [what, set] : texts) {
+    Harness h;
+    const auto say = [&](const std::string& text) {
+      FakeMember& member = h.Join("worker-0");
+      h.Step(SessionClosed{member.session});
+      member = FakeMember();
+      member.hello.set_kind(v1::MEMBER_KIND_WORKER);
+      member.hello.set_name("worker-1");
+      member.hello.set_incarnation(std::string(32, 'a'));
+      set(member.hello, text);
+      h.Connect("worker-0");
+      const auto* refused = member.Last(Kind::kRefused);
+      return refused == nullptr ? "" : refused->refused().reason();
+    };
+    const std::string of = absl::StrCat("the ", what, " of the Hello");
+    for (const char* odd : {"\033", "\n", "\x7f", "\xc2\x9b", "\xe2\x80\xae", "\xff"}) {
+      const std::string why = say(absl::StrCat("gpu-7", odd));
+      EXPECT_THAT(why, ::testing::StartsWith(of));
+      EXPECT_THAT(why, HasSubstr(absl::StrFormat("has the byte 0x%02x at 5; wanted printable ASCII",
+                                                 static_cast<unsigned char>(odd[0]))));
+      EXPECT_EQ(why.find(odd), std::string::npos);
+    }
+    EXPECT_THAT(say(std::string("a\0b", 3)), HasSubstr("has the byte 0x00 at 1"));
+    const std::string longer = say(std::string(257, 'x'));
+    EXPECT_THAT(longer, ::testing::StartsWith(of));
+    EXPECT_THAT(longer, HasSubstr("has 257 bytes, wanted at most 256"));
+    EXPECT_LT(longer.size(), 200u);
+    EXPECT_EQ(say(std::string(256, 'x')), "");
+  }
+}
+
+// A half of a character would make the whole log unreadable over gRPC, whose texts are UTF-8.
+TEST(Membership, ALongLogLineIsCutBetweenTwoCharacters) {
+  Harness h;
+  h.JoinMany(1);
+  h.SubmitJob(Harness::Spec("a", 1));
+  ASSERT_TRUE(h.member("worker-0").assign.has_value());
+  std::string line = "x";  // so that 8192 bytes end within a character
+  while (line.size() < 9000) line += "\xc3\xa9";
+  MemberSaid said{h.member("worker-0").session, {}};
+  v1::LogLines& log = *said.message.mutable_log();
+  *log.mutable_running() = h.member("worker-0").Fence();
+  log.add_lines(line);
+  log.add_lines("short");
+  const Decision decision = h.Step(said);
+  const AppendLog* appended = nullptr;
+  for (const Action& action : decision.actions) {
+    if (const auto* found = std::get_if<AppendLog>(&action)) appended = found;
+  }
+  ASSERT_NE(appended, nullptr);
+  ASSERT_EQ(appended->lines.size(), 2u);
+  // 8189 bytes beside the dots: the x and 4094 characters of two.
+  EXPECT_EQ(appended->lines[0], line.substr(0, 8189) + "...");
+  EXPECT_EQ(appended->lines[1], "short");
 }
 
 TEST(Membership, AMemberThatSaysGoodbyeLeavesItsNameFree) {

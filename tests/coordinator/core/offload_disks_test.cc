@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/coordinator/core/running_job.h"
 
 namespace zeroshard::coordinator {
@@ -109,6 +111,45 @@ TEST(FullDisk, ThatIsEmptiedGetsItsReplicaWhenItHasRested) {
   EXPECT_EQ(h.Stored("store-2", "a-1").copied.size() % h.Stored("store-2", "a-1").chunks.size(),
             0u);
   ExpectFinishes(h);
+}
+
+// 10 s, then twice as long each time, up to 10 min; and it is asked when it has rested, not later.
+TEST(FullDisk, IsTriedAgainAfterARestThatDoublesEachTimeUpToTenMinutes) {
+  OffloadHarness h;
+  Start(h, 2, 2, 1000);
+  h.TrainTo("a", 2);
+  h.KillStore("store-1");
+  h.LetGo(kBoth);
+  GoOn(h);
+  h.StartStore("store-2");
+  Fill(h, "store-2");
+  uint64_t step = 3;
+  const auto train = [&] {
+    const uint64_t before = h.Status("a").generation();
+    h.Train("a", step);
+    Settle(h);
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+    EXPECT_EQ(h.Status("a").committed_step(), step++);
+    EXPECT_THAT(StoresOf(h), ElementsAre("store-0"));
+    return h.Status("a").generation() > before;
+  };
+  // A step at least every 10 s, so that no rank is taken for stuck.
+  const auto rests_for = [&](absl::Duration time) {
+    while (time > absl::ZeroDuration()) {
+      const absl::Duration slice = std::min(time, absl::Seconds(10));
+      h.AdvanceBeating(slice, {"store-0", "store-2", "worker-0", "worker-1"});
+      time -= slice;
+      if (time > absl::ZeroDuration() && train()) return false;
+    }
+    return true;
+  };
+  ASSERT_TRUE(train());  // at once
+  for (const int seconds : {10, 20, 40, 80, 160, 320, 600, 600}) {
+    ASSERT_TRUE(rests_for(absl::Seconds(seconds) - absl::Milliseconds(500))) << seconds;
+    ASSERT_FALSE(train()) << seconds;
+    ASSERT_TRUE(rests_for(absl::Milliseconds(500)));
+    ASSERT_TRUE(train()) << seconds;
+  }
 }
 
 // After a start nothing is known of what it failed at: it is told to forget the job.

@@ -477,7 +477,7 @@ TEST(SaveAndCancel, EveryCrashOfTheCoordinatorLeavesADecision) {
 
 // --- a worker that is told to leave ---
 
-TEST(Leaving, TheJobFailsNamingTheWorkerAndTheCheckpointToGoOnFrom) {
+TEST(Leaving, TheJobNamesTheWorkerAndGoesOnFromWhatWasSaved) {
   Harness h;
   StartSaving(h, 10);
   h.Steps("worker-0", 11, 11);
@@ -486,10 +486,13 @@ TEST(Leaving, TheJobFailsNamingTheWorkerAndTheCheckpointToGoOnFrom) {
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
   EXPECT_EQ(h.member("worker-1").StopReason(), "");  // it is on its way out by itself
   h.End("worker-1", "CANCELLED", "told to leave (SIGTERM); saved step 11", 1);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-  EXPECT_EQ(h.Status("a").reason(),
-            "rank 1 (worker-1 on host-a): told to leave (SIGTERM); saved step 11; go on from the "
-            "checkpoint of step 11 with --resume-from /ckpt/step-11");
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(Events(h, "a"),
+              Contains("rank 1 (worker-1 on host-a): told to leave (SIGTERM); saved step 11"));
+  h.Idle("worker-0");
+  EXPECT_THAT(Events(h, "a"),
+              Contains("the job goes back to the checkpoint of step 11, /ckpt/step-11; 0 steps are "
+                       "lost and done again"));
 }
 
 TEST(Leaving, WhileACancellationSavesItIsACancellation) {
@@ -534,12 +537,12 @@ TEST(Leaving, ARankThatDoesNotFollowIsNamedWhenTheTimeIsOver) {
   h.AdvanceBeating(absl::Seconds(19), kBoth);
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
   h.AdvanceBeating(absl::Seconds(2), kBoth);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(h.Status("a").reason(), HasSubstr("1 of 2 ranks had not stopped within 20.0 s"));
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_THAT(Events(h, "a"), Contains(HasSubstr("1 of 2 ranks had not stopped within 20.0 s")));
 }
 
 // The peer waits at the barrier that starts training: nobody saved, and nobody follows by itself.
-TEST(Leaving, BeforeTheJobTrainsItEndsTheJobAtOnceAndIsTheCause) {
+TEST(Leaving, BeforeTheJobTrainsItEndsTheGenerationAtOnceAndIsTheCause) {
   for (const bool restart : {false, true}) {
     Harness h;
     h.JoinMany(2);
@@ -553,18 +556,19 @@ TEST(Leaving, BeforeTheJobTrainsItEndsTheJobAtOnceAndIsTheCause) {
     }
     EXPECT_THAT(h.member("worker-0").StopReason(), HasSubstr("told to leave (SIGTERM)"));
     h.End("worker-0", "CANCELLED", h.member("worker-0").StopReason());
-    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-    EXPECT_EQ(h.Status("a").reason(),
-              "rank 1 (worker-1 on host-a): CANCELLED: told to leave (SIGTERM)");
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+    EXPECT_THAT(Events(h, "a"),
+                Contains("rank 1 (worker-1 on host-a): CANCELLED: told to leave (SIGTERM)"));
   }
 }
 
-// Rank 0, which reports checkpoints, left while this coordinator was away.
-TEST(Leaving, ACheckpointThatNobodyReportedIsNamedByTheRankThatSavedToo) {
+// Rank 0, which reports checkpoints, left while this coordinator was away: they are on the disk.
+TEST(Leaving, ACheckpointThatNobodyReportedIsGoneOnFrom) {
   for (const uint64_t reported : {0, 5, 10}) {
     Harness h;
     StartSaving(h, 10);
     if (reported > 0) h.ReportSaved("worker-0", Harness::Saved(reported));
+    h.WriteCheckpoint("a-1", 10);
     h.Restart();
     h.Connect("worker-1", true);
     for (int i = 0; i < 100 && h.member("worker-1").StopReason().empty(); ++i) {
@@ -574,24 +578,25 @@ TEST(Leaving, ACheckpointThatNobodyReportedIsNamedByTheRankThatSavedToo) {
     EXPECT_THAT(stop, HasSubstr("rank 0 (worker-0): it did not come back"));
     h.End("worker-1", "CANCELLED", stop + "; saved step 10");
     h.AdvanceBeating(absl::Seconds(2), {"worker-1"});
-    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-    const std::string reason = h.Status("a").reason();
-    EXPECT_THAT(reason, HasSubstr("rank 0 (worker-0 on host-a): it did not come back"));
-    if (reported == 10) {
-      EXPECT_THAT(reason, HasSubstr("checkpoint of step 10 with --resume-from /ckpt/step-10"));
-    } else {
-      EXPECT_THAT(reason, HasSubstr("; rank 1 (worker-1 on host-a): saved step 10; go on with "
-                                    "--resume-from latest, the newest complete one in /ckpt"));
-    }
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+    EXPECT_THAT(Events(h, "a"),
+                Contains(HasSubstr("rank 0 (worker-0 on host-a): it did not come back")));
+    EXPECT_EQ(h.Status("a").checkpoint().step(), 10);
+    EXPECT_EQ(h.Status("a").steps_lost(), 0);
   }
 }
 
-TEST(Failing, TheReasonSaysWhichCheckpointToGoOnFrom) {
+// What it begins with is to blame perhaps, so that another start is no use.
+TEST(Failing, AJobThatDiesAtEachStartSaysInTheEndWhatToGoOnFrom) {
   Harness h;
   h.JoinMany(1);
   h.SubmitFrom(Harness::SavingSpec("a", 1), Harness::From(40, "x-1"));
-  h.Work("worker-0", 41, "loading");
-  h.Exit("worker-0", 0, 11);
+  for (int i = 0; i < 6; ++i) {
+    h.Work("worker-0", 41, "loading");
+    h.Exit("worker-0", 0, 11);
+    h.Forget("worker-0");
+    if (i < 5) h.Join("worker-0");
+  }
   EXPECT_THAT(h.Status("a").reason(),
               AllOf(HasSubstr("SIGSEGV"), HasSubstr("--resume-from /ckpt/step-40")));
 }

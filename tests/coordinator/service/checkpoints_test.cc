@@ -217,5 +217,29 @@ TEST_F(CheckpointsTest, AListNamesWhatIsCompleteAndWhatIsNot) {
   EXPECT_EQ(listed->checkpoints(1).run_id(), "demo-1");
 }
 
+TEST_F(CheckpointsTest, ARunsOwnNewestIsFoundOfTheCommittedStepOrBefore) {
+  const std::string& dir = spec.checkpoint().dir();
+  const auto newest = [&](const std::string& run_id, uint64_t committed, int64_t since = 0) {
+    const auto found = FindNewestOf({run_id, dir, committed, since});
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() && *found ? (*found)->step : 0;
+  };
+  EXPECT_EQ(newest("demo-1", 50), 0u) << "there is no folder";
+  WriteCheckpoint(spec, "demo-1", 10);
+  WriteCheckpoint(spec, "demo-2", 20);
+  const std::string path = WriteCheckpoint(spec, "demo-2", 40);
+  EXPECT_EQ(newest("demo-2", 50), 40u);
+  EXPECT_EQ(newest("demo-2", 39), 20u) << "of what came after the history does not tell";
+  EXPECT_EQ(newest("demo-2", 19), 20u) << "better than none";
+  EXPECT_EQ(newest("demo-1", 50), 10u);
+  EXPECT_EQ(newest("demo-3", 50), 0u);
+  EXPECT_EQ(newest("demo-2", 50, 1767225600001), 0u) << "it is older than the run";
+  std::filesystem::remove(path + "/manifest.json");
+  const auto found = FindNewestOf({"demo-2", dir, 50, 0});
+  ASSERT_TRUE(found.ok() && *found) << found.status();
+  EXPECT_EQ((*found)->step, 20u);
+  EXPECT_THAT((*found)->skipped, ElementsAre(HasSubstr("has no manifest.json")));
+}
+
 }  // namespace
 }  // namespace zeroshard::coordinator

@@ -208,7 +208,8 @@ TEST_F(OffloadTest, AJobGoesThroughItsStoresAndEveryStepIsDecidedOnce) {
   EXPECT_TRUE(w0.Commit(1, w0.assign().version().epoch(), &again).ok());
   EXPECT_EQ(again.SerializeAsString(), first.SerializeAsString());
   EXPECT_THAT(coordinator.Metrics(),
-              HasSubstr("zeroshard_coordinator_step_commit_seconds_count 2"));
+              AllOf(HasSubstr("zeroshard_coordinator_step_commit_seconds_count 2"),
+                    HasSubstr("zeroshard_coordinator_step_commit_seconds_bucket{le=\"60\"} 2")));
 
   EXPECT_TRUE(Commit(2).snapshot());
   Commit(3);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -39,13 +40,16 @@ inline std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
 // A coordinator on a data folder; a second one made on the same folder is its next life.
 class Coordinator {
  public:
-  explicit Coordinator(const std::string& data_dir) : registry(MakeRegistry("coordinator")) {
+  explicit Coordinator(const std::string& data_dir,
+                       const std::function<void(Engine::Options*)>& adjust = {})
+      : registry(MakeRegistry("coordinator")) {
     auto log = SqliteLog::Open(data_dir + "/coordinator.db");
     EXPECT_TRUE(log.ok()) << log.status();
     Engine::Options options;
     options.data_dir = data_dir;
     options.clock = &SystemClock::Get();
     options.registry = registry.get();
+    if (adjust) adjust(&options);
     auto started = Engine::Start(options, *std::move(log));
     EXPECT_TRUE(started.ok()) << started.status();
     engine = *std::move(started);

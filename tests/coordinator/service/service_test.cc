@@ -1,6 +1,8 @@
 // The coordinator over loopback gRPC, with workers that are stubs in this process.
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -449,6 +451,57 @@ TEST_F(ServiceTest, NothingIsToldThatCouldNotBeWritten) {
   EXPECT_EQ(fatal.get_future().get().message(), "disk full");
   (*engine)->Stop();
   EXPECT_EQ(told.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
+// The next write to the job's history finds the disk full.
+void FillDisk(const std::string& history) {
+  std::filesystem::remove(history);
+  std::filesystem::create_symlink("/dev/full", history);
+}
+
+TEST_F(ServiceTest, AHistoryForWhichThereIsNoRoomIsWrittenWhenThereIs) {
+  std::atomic<bool> ended{false};
+  Coordinator coordinator(folder.path(), [&](Engine::Options* options) {
+    options->on_fatal = [&](const absl::Status&) { ended = true; };
+  });
+  StartDemo(coordinator, 2);
+  const std::string history = folder / "jobs/demo/history.jsonl";
+  FillDisk(history);
+  grpc::Status reported;
+  std::thread report([&] { reported = w0.Steps(1, 2, &committed); });
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto tried_again = [&] {
+    return !absl::StrContains(coordinator.Metrics(),
+                              "zeroshard_coordinator_write_retries_total 0\n");
+  };
+  while (!tried_again() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(tried_again());
+  EXPECT_NE(coordinator.engine->term(), 0u) << "what asks nothing of the disk is answered";
+  std::filesystem::remove(history);
+  report.join();
+  EXPECT_TRUE(reported.ok()) << reported.error_message();
+  EXPECT_EQ(committed, 2u);
+  EXPECT_THAT(Contents(history), AllOf(HasSubstr("{\"step\":1,"), HasSubstr("{\"step\":2,")));
+  EXPECT_FALSE(ended);
+  EXPECT_TRUE(w0.End(true).ok());
+  EXPECT_TRUE(w1.End(true).ok());
+}
+
+TEST_F(ServiceTest, AHistoryForWhichThereStaysNoRoomEndsTheCoordinatorWithItsName) {
+  std::promise<absl::Status> fatal;
+  Coordinator coordinator(folder.path(), [&](Engine::Options* options) {
+    options->write_patience = absl::Milliseconds(50);
+    options->on_fatal = [&](const absl::Status& status) { fatal.set_value(status); };
+  });
+  StartDemo(coordinator, 2);
+  const std::string history = folder / "jobs/demo/history.jsonl";
+  FillDisk(history);
+  std::thread report([&] { EXPECT_FALSE(w0.Steps(1, 2, &committed).ok()); });
+  const absl::Status status = fatal.get_future().get();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(history));
+  coordinator.engine->Stop();
+  report.join();
 }
 
 // A log whose disk hangs until it is released.

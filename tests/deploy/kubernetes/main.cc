@@ -1,6 +1,8 @@
-// kubernetes_policy FILE...: what must hold of rendered manifests beyond their schemas. Prints each
+// kubernetes_policy [--rules FOLDER] FILE...: what must hold of rendered manifests beyond their
+// schemas; with --rules, that their PrometheusRules are the rule files of that folder. Prints each
 // breach as a line; exit code 1 if there is any, 2 where a file cannot be read.
 #include <cstdio>
+#include <exception>
 #include <string>
 
 #include "tests/deploy/kubernetes/objects.h"
@@ -8,7 +10,8 @@
 int main(int argc, char** argv) {
   using namespace zeroshard::kubernetes;
   int breaches = 0;
-  for (int i = 1; i < argc; ++i) {
+  const bool rules = argc > 2 && std::string(argv[1]) == "--rules";
+  for (int i = rules ? 3 : 1; i < argc; ++i) {
     const std::string file = argv[i];
     const Complain complain = [&](const std::string& object, const std::string& what) {
       std::printf("%s: %s: %s\n", file.c_str(), object.c_str(), what.c_str());
@@ -19,7 +22,8 @@ int main(int argc, char** argv) {
       CheckPods(objects, complain);
       CheckNetwork(objects, complain);
       CheckExtensions(objects, complain);
-    } catch (const YAML::Exception& error) {
+      if (rules) CheckRules(objects, argv[2], complain);
+    } catch (const std::exception& error) {
       std::printf("%s: %s\n", file.c_str(), error.what());
       return 2;
     }

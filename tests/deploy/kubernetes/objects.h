@@ -60,5 +60,8 @@ void CheckPods(const Objects& objects, const Complain& complain);
 void CheckNetwork(const Objects& objects, const Complain& complain);
 // What no schema is published for with Kubernetes: certificates, monitors; and dashboards.
 void CheckExtensions(const Objects& objects, const Complain& complain);
+// That for each NAME.yml of the folder there is a PrometheusRule zeroshard-NAME with that content,
+// and no other. Throws YAML::Exception where a file is not YAML, filesystem_error without a folder.
+void CheckRules(const Objects& objects, const std::string& folder, const Complain& complain);
 
 }  // namespace zeroshard::kubernetes

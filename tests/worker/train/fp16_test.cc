@@ -239,6 +239,25 @@ TEST(Fp16OffloadTest, StoresGiveTheSameBitsAlsoWhereStepsAreSkipped) {
   }
 }
 
+// Which unit overflowed is known from the squares of gradients that are gone by then.
+TEST(Fp16OffloadTest, AnOverflowNamesTheUnitThatItWouldNameWithoutOffload) {
+  for (const int stage : {2, 3}) {
+    const Shape shape{3, stage};  // one round
+    const std::string scale = "fp16.loss_scale=1e9";
+    const auto expected = TrainJob(Fp16(TinyGpt2(), shape, {scale}), {.world = 3}, TinyData());
+    EXPECT_THAT(std::string(expected[0].status.message()), HasSubstr("non-finite gradient"));
+    const v1::JobSpec spec =
+        Fp16(TinyGpt2(), shape,
+             {scale, "zero_optimization.offload_optimizer.device=cpu", "resources.workers=3"});
+    MemoryStores stores(spec, {});
+    RunOptions options{.world = 3};
+    options.store = [&](int rank) { return stores.MakeRank(rank); };
+    for (const RankResult& result : TrainJob(spec, options, TinyData()))
+      EXPECT_EQ(result.status, expected[0].status) << "stage " << stage;
+    EXPECT_TRUE(stores.decisions().empty());
+  }
+}
+
 TEST(Fp16OffloadTest, TheNextGenerationGoesOnWithTheScale) {
   const MemoryDataset data = TinyData();
   std::vector<std::string> more = kOverflowsAtFirst;

@@ -58,7 +58,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SparseRows", false, {2, 3}, Offload::kNone, {"model.vocab_size=997"}},
         Case{"OffloadStage2", true, {2, 2}, Offload::kOptimizer},
         Case{"OffloadStage3", false, {2, 3}, Offload::kOptimizer},
-        Case{"OffloadParam", true, {2, 3}, Offload::kAll}),
+        Case{"OffloadParam", true, {2, 3}, Offload::kAll},
+        Case{"OffloadOneRoundStage2", true, {3, 2}, Offload::kOptimizer},
+        Case{"OffloadOneRoundStage3", false, {3, 3}, Offload::kAll}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(GuardedFp16Test, AnOverflowOnOneRankSkipsTheStepOnAll) {

@@ -143,7 +143,8 @@ TEST(OffloadFaults, StoresThatAreAbortedEndEveryRankWithTheReason) {
   const MemoryDataset data = TinyData();
   for (int stage : {1, 2, 3}) {
     for (Offload offload : OffloadsOf(stage)) {
-      const v1::JobSpec spec = Spec(TinyGpt2(), {2, stage}, offload);
+      const int world = stage == 3 ? 3 : 2;  // in one round, and in two
+      const v1::JobSpec spec = Spec(TinyGpt2(), {world, stage}, offload);
       MemoryStores::Options options;
       MemoryStores* all = nullptr;
       options.before_update = [&](uint64_t step, int) {
@@ -151,7 +152,7 @@ TEST(OffloadFaults, StoresThatAreAbortedEndEveryRankWithTheReason) {
       };
       MemoryStores stores(spec, options);
       all = &stores;
-      const auto results = TrainOffloaded(spec, {.world = 2}, data, &stores);
+      const auto results = TrainOffloaded(spec, {.world = world}, data, &stores);
       for (const RankResult& result : results) {
         EXPECT_FALSE(result.status.ok());
         EXPECT_THAT(std::string(result.status.message()),
@@ -208,18 +209,20 @@ TEST(OffloadFaults, NoStepIsCommittedBeforeWhatWasReportedIsDelivered) {
 
 TEST(OffloadFaults, ANonFiniteStepIsNeverCommitted) {
   const MemoryDataset data = TinyData();
-  for (int stage : {1, 2, 3}) {
-    for (Offload offload : OffloadsOf(stage)) {
-      const v1::JobSpec spec = Spec(TinyGpt2(), {2, stage}, offload);
-      MemoryStores stores(spec, {});
-      stores.Set("blocks.1.mlp.fc.bias", 5, std::numeric_limits<float>::quiet_NaN());
-      const auto results = TrainOffloaded(spec, {.world = 2}, data, &stores);
-      for (const RankResult& result : results) {
-        EXPECT_TRUE(IsNonFinite(result.status)) << result.status;
-        EXPECT_THAT(std::string(result.status.message()), HasSubstr("step 1: non-finite loss"));
-        EXPECT_EQ(result.status, results[0].status) << "one message on all ranks";
+  for (int world : {2, 3}) {  // three micro-batches: of three ranks one round
+    for (int stage : {1, 2, 3}) {
+      for (Offload offload : OffloadsOf(stage)) {
+        const v1::JobSpec spec = Spec(TinyGpt2(), {world, stage}, offload);
+        MemoryStores stores(spec, {});
+        stores.Set("blocks.1.mlp.fc.bias", 5, std::numeric_limits<float>::quiet_NaN());
+        const auto results = TrainOffloaded(spec, {.world = world}, data, &stores);
+        for (const RankResult& result : results) {
+          EXPECT_TRUE(IsNonFinite(result.status)) << result.status;
+          EXPECT_THAT(std::string(result.status.message()), HasSubstr("step 1: non-finite loss"));
+          EXPECT_EQ(result.status, results[0].status) << "one message on all ranks";
+        }
+        EXPECT_TRUE(stores.decisions().empty());
       }
-      EXPECT_TRUE(stores.decisions().empty());
     }
   }
 }

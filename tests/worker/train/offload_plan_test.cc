@@ -109,6 +109,37 @@ TEST(OffloadPlanTest, PulledParametersStayUnderMaxLiveParameters) {
   }
 }
 
+// Gradients of a step in one round leave as they come, so that depth costs nothing; with
+// accumulation each block is kept.
+TEST(OffloadPlanTest, GradientsOnTheDeviceDoNotGrowWithTheModel) {
+  const MemoryDataset data = TinyData();
+  const auto peak = [&](int world, int stage, int layers, int batch, MemoryKind kind) {
+    const v1::JobSpec spec =
+        Spec(TinyGpt2(), {world, stage}, Offload::kOptimizer,
+             {"steps=2", "bf16.enabled=true", absl::StrFormat("model.layers=%d", layers),
+              absl::StrFormat("train_batch_size=%d", batch),
+              "zero_optimization.stage3_prefetch_bucket_size=0"});
+    MemoryStores stores(spec, {});
+    const auto results = TrainOffloaded(spec, {.world = world}, data, &stores);
+    ExpectAllOk(results);
+    return results[0].peak[static_cast<int>(kind)];
+  };
+  for (int world : {1, 2, 3}) {
+    for (int stage : {2, 3}) {
+      SCOPED_TRACE(absl::StrFormat("stage %d world %d", stage, world));
+      const int one_round = 2 * world;
+      EXPECT_EQ(peak(world, stage, 12, one_round, MemoryKind::kGradients),
+                peak(world, stage, 4, one_round, MemoryKind::kGradients));
+      // A block's sum of squares, here and where the host reads it.
+      EXPECT_EQ(peak(world, stage, 12, one_round, MemoryKind::kBuffers),
+                peak(world, stage, 4, one_round, MemoryKind::kBuffers) +
+                    8 * 2 * static_cast<int64_t>(sizeof(NormAccumulator)));
+      EXPECT_GT(peak(world, stage, 12, 2 * one_round, MemoryKind::kGradients),
+                peak(world, stage, 4, 2 * one_round, MemoryKind::kGradients));
+    }
+  }
+}
+
 // The time that ranks wait for their stores is the phase "offload", not "communication".
 TEST(OffloadTest, WaitingForTheStoresIsTheOffloadPhase) {
   const MemoryDataset data = TinyData();

@@ -39,6 +39,34 @@ TEST(BufferPoolTest, HandsOutWhatFitsAndKeepsLargeOnesForLargeNeeds) {
   EXPECT_EQ(device->memory().Bytes(MemoryKind::kBuffers), 1100);
 }
 
+TEST(InFlightPoolTest, TheLastUseOfABufferIsAskedForOnceAndBeforeTheNext) {
+  std::unique_ptr<Device> device = MakeCpuDevice();
+  InFlightPool pool(device.get(), 2);
+  std::vector<int> used;
+  const auto give = [&](int i, Event event) {
+    auto buffer = pool.Take(64);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    pool.GiveAfter(*std::move(buffer), {std::move(event)}, [&used, i] {
+      used.push_back(i);
+      return absl::OkStatus();
+    });
+  };
+  give(0, {});
+  give(1, {});
+  EXPECT_EQ(used, std::vector<int>({}));
+  give(2, {});
+  EXPECT_EQ(used, std::vector<int>({0}));
+  const auto held = std::make_shared<ManualEvent>(absl::OkStatus());
+  give(3, Event(held));
+  ASSERT_TRUE(pool.FinishUses().ok());
+  EXPECT_EQ(used, std::vector<int>({0, 1, 2, 3}));
+  EXPECT_EQ(held->waits, 0) << "what else reads the buffers is not waited for";
+  ASSERT_TRUE(pool.Drain().ok());
+  EXPECT_EQ(used.size(), 4u);
+  pool.GiveAfter(*pool.Take(64), {}, [] { return absl::AbortedError("no sums"); });
+  EXPECT_EQ(pool.Drain(), absl::AbortedError("no sums"));
+}
+
 TEST(InFlightPoolTest, OneMoreThanTheLimitWaitsForTheOldest) {
   std::unique_ptr<Device> device = MakeCpuDevice();
   InFlightPool pool(device.get(), 2);

@@ -1,66 +1,16 @@
 #include "worker/zero/push.h"
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/worker/zero/held_store.h"
 #include "worker/device/host_stream.h"
 
 namespace zeroshard {
 namespace {
-
-// Acknowledges as many pushes as the test says, in order.
-class HeldStore : public StateStore {
- public:
-  struct Pushed {
-    uint64_t step;
-    int unit;
-    int64_t begin, end;
-    const void* data;
-  };
-  ~HeldStore() override {
-    Acknowledge(1000);
-    stream_.reset();
-  }
-  v1::StateVersion base() const override { return {}; }
-  Event Push(uint64_t step, int unit, int64_t begin, int64_t end, const void* data,
-             const Event& after) override {
-    pushed.push_back({step, unit, begin, end, data});
-    return stream_->Enqueue([this, after] {
-      absl::Status status = after.Wait();
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return acknowledged_ > 0; });
-      --acknowledged_;
-      return status.ok() ? error_ : status;
-    });
-  }
-  Event Pull(uint64_t, int, int64_t, int64_t, void*, const Event&) override { return {}; }
-  absl::StatusOr<v1::StepDecision> Commit(const v1::StepRecord&, uint64_t, uint64_t) override {
-    return v1::StepDecision();
-  }
-  void Abort(const std::string&) override {}
-  const OffloadCounters& counters() const override { return counters_; }
-
-  void Acknowledge(int pushes, absl::Status error = absl::OkStatus()) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    acknowledged_ += pushes;
-    error_ = std::move(error);
-    changed_.notify_all();
-  }
-  std::vector<Pushed> pushed;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int acknowledged_ = 0;
-  absl::Status error_;
-  OffloadCounters counters_;
-  std::unique_ptr<HostStream> stream_ = MakeHostStream("held");
-};
 
 class GradientPusherTest : public testing::Test {
  protected:
