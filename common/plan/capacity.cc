@@ -9,6 +9,7 @@
 #include "common/plan/activation_table.h"
 #include "common/plan/mesh.h"
 #include "common/plan/nvme_bytes.h"
+#include "common/plan/pipeline_schedule.h"
 #include "common/plan/step_time.h"
 
 namespace zeroshard {
@@ -80,15 +81,16 @@ ZeroOptions OptionsOf(const Workload& w, const ModelTable& slice, const Configur
 }
 
 // The blocks' kept activations of the other micro-batches that a pipeline's first stage has begun
-// and not ended: with 1F1B as many as there are stages (Narayanan et al. 2021, section 2.2.1).
+// and not ended.
 uint64_t InFlight(const ModelTable& slice, const ZeroOptions& o, int pipeline, int64_t rounds) {
-  const int64_t others = std::min<int64_t>(pipeline, rounds) - 1;
-  if (others <= 0) return 0;
+  const auto others = static_cast<uint64_t>(
+      AliveBound({.stages = pipeline, .micro_batches = rounds}, /*rank=*/0) - 1);
+  if (others == 0) return 0;
   const ActivationTable block =
       MakeActivationTable(slice.config, UnitKind::kBlock, o.micro_batch, o.dtype, o.checkpointing);
   return Product(
       Product(static_cast<uint64_t>(block.kept_bytes), static_cast<uint64_t>(slice.config.layers)),
-      static_cast<uint64_t>(others));
+      others);
 }
 
 std::string WhyImpossible(const Workload& w, const Configuration& c, int64_t accumulation) {
@@ -214,7 +216,7 @@ Evaluation Evaluate(const Workload& w, const ClusterSize& cluster, const Configu
                                        : std::max<int64_t>(w.accumulation, c.pipeline);
   e.impossible = WhyImpossible(w, c, e.accumulation);
   if (!e.impossible.empty()) return e;
-  const ModelTable slice = SliceModel(w.model, c.tensor, c.pipeline);
+  const ModelTable slice = SliceModel(w.model, c.tensor, c.pipeline, c.checkpointing);
   const ZeroPolicy policy = MakeZeroPolicy(slice, OptionsOf(w, slice, c, e.accumulation));
   const ZeroOptions& o = policy.options;
   const RankPlan plan = PlanRank(slice, policy, 0);
@@ -304,6 +306,7 @@ std::optional<Evaluation> SmallestThatFits(const Workload& workload, const Clust
                                             : std::min(devices * 2, cluster.devices)) {
     std::optional<Evaluation> best;
     for (const Configuration& c : Configurations(cluster, devices, meshes)) {
+      if (workload.model.config.layers % c.pipeline != 0) continue;
       Evaluation e = Evaluate(workload, cluster, c);
       if (e.Fits() && (!best || Smaller(e, *best))) best = std::move(e);
     }

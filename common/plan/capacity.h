@@ -112,7 +112,8 @@ std::vector<Configuration> Configurations(const ClusterSize& cluster, int device
 // lower stage.
 bool Smaller(const Evaluation& a, const Evaluation& b);
 
-// The smallest that fits on at most cluster.devices: 1, 2, 4, ... of them and all. Nothing: none.
+// The smallest that fits on at most cluster.devices: 1, 2, 4, ... of them and all; of pipelines
+// those whose stages have equally many layers, as others wait for the longest. Nothing: none.
 std::optional<Evaluation> SmallestThatFits(const Workload& workload, const ClusterSize& cluster,
                                            bool meshes);
 

@@ -1,57 +1,64 @@
 #include "common/plan/mesh.h"
 
-#include "absl/strings/str_cat.h"
+#include <algorithm>
+
+#include "common/plan/pipeline_stages.h"
+#include "common/plan/pipeline_time.h"
+#include "common/plan/tensor_slices.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kAlign = 64;  // elements, as the layout has it
+absl::StatusOr<PipelineStages> StagesOf(const ModelConfig& config, int pipeline,
+                                        bool checkpointing) {
+  return CutStages(UnitCosts(config, checkpointing), pipeline, /*virtual_stages=*/1);
+}
 
-UnitTable SliceUnit(const UnitTable& unit, int tensor) {
-  UnitTable slice = unit;
-  int64_t end = 0;
-  for (ParameterInfo& p : slice.parameters) {
-    if (p.split == TensorSplit::kOutermost && !p.shape.empty()) {
-      const int64_t row = p.shape[0] == 0 ? 0 : p.size / p.shape[0];
-      p.shape[0] = CeilDiv(p.shape[0], tensor);
-      p.size = p.shape[0] * row;
-    }
-    p.offset = RoundUp(end, kAlign);
-    end = p.offset + p.size;
-  }
-  slice.length = RoundUp(end, kAlign);
-  return slice;
+// The embedding and the head, which are the first and the last unit, are no blocks.
+int MostBlocks(const PipelineStages& stages) {
+  const int head = stages.begin.back() - 1;
+  int most = 0;
+  for (int k = 0; k < stages.Count(); ++k)
+    most = std::max(most, std::min(stages.End(k), head) - std::max(stages.Begin(k), 1));
+  return most;
 }
 
 }  // namespace
 
 std::string MeshProblem(const ModelTable& model, int tensor, int pipeline) {
-  const ModelConfig& c = model.config;
-  if (c.layers % pipeline != 0)
-    return absl::StrCat(c.layers, " layers in ", pipeline, " pipeline stages");
-  for (const auto& [seen, what] : {std::pair<int64_t, const char*>{c.heads, " heads"},
-                                   {c.kv_heads, " key and value heads"},
-                                   {c.intermediate, " columns of the MLP"}}) {
-    if (seen % tensor != 0) return absl::StrCat(seen, what, " on ", tensor, " tensor ranks");
-  }
-  return "";
+  if (std::string problem = TensorProblem(model, tensor); !problem.empty()) return problem;
+  return std::string(StagesOf(model.config, pipeline, false).status().message());
 }
 
-ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline) {
+ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline, bool checkpointing) {
   if (tensor == 1 && pipeline == 1) return model;
-  ModelTable slice;
-  slice.config = model.config;
-  slice.config.layers /= pipeline;
-  slice.config.heads /= tensor;
-  slice.config.kv_heads /= tensor;
-  slice.config.intermediate /= tensor;
-  slice.config.vocab = CeilDiv(slice.config.vocab, tensor);
-  const size_t blocks = static_cast<size_t>(slice.config.layers);
-  for (size_t u = 0; u < model.units.size(); ++u) {
-    if (u <= blocks || u + 1 == model.units.size())
-      slice.units.push_back(SliceUnit(model.units[u], tensor));
-  }
+  ModelTable slice = MakeTensorRank(model, tensor, 0).model;
+  const int blocks = MostBlocks(*StagesOf(model.config, pipeline, checkpointing));
+  slice.config.layers = blocks;
+  slice.units.erase(slice.units.begin() + 1 + blocks, slice.units.end() - 1);
   return slice;
+}
+
+double IdleShare(const ModelConfig& config, int pipeline, bool checkpointing,
+                 int64_t micro_batches) {
+  if (pipeline == 1) return 0;
+  const PipelineStages stages = *StagesOf(config, pipeline, checkpointing);
+  const std::vector<int64_t> costs = UnitCosts(config, checkpointing);
+  const std::vector<int64_t> without = UnitCosts(config, false);
+  std::vector<StageTime> times;
+  for (int k = 0; k < stages.Count(); ++k) {
+    StageTime& time = times.emplace_back(StageTime{.forward = 0, .backward = 0});
+    for (auto u = static_cast<size_t>(stages.Begin(k)); u < static_cast<size_t>(stages.End(k));
+         ++u) {
+      const double forward = static_cast<double>(without[u]) / 3;  // backward is twice the forward
+      time.forward += forward;
+      time.backward += static_cast<double>(costs[u]) - forward;
+    }
+  }
+  const PipelineTime time =
+      TimeOf({.stages = pipeline, .virtual_stages = 1, .micro_batches = micro_batches}, times);
+  const double busiest = *std::max_element(time.busy.begin(), time.busy.end());
+  return (time.total - busiest) / busiest;
 }
 
 MeshTraffic TrafficOfMesh(const ModelConfig& sliced, int tensor, int pipeline, int64_t micro_batch,

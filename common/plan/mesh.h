@@ -8,14 +8,21 @@
 
 namespace zeroshard {
 
-// Why the model cannot be cut like that, as "30 layers in 4 pipeline stages"; empty: it can.
+// Why the model cannot be cut like that, as TensorProblem and CutStages say it; empty: it can.
 std::string MeshProblem(const ModelTable& model, int tensor, int pipeline);
 
-// What one rank of `tensor` x `pipeline` has to do with, as a model of its own: of each tensor that
-// is split its 1 / tensor (rows rounded up), the others whole, and 1 / pipeline of the blocks.
-// Embedding and head are both in it, although a pipeline's first stage has the one and its last the
-// other: an upper bound for all of them, which for deep models is close. MeshProblem must be empty.
-ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline);
+// What one rank of `tensor` x `pipeline` has to do with, as a model of its own: its slice of each
+// tensor (tensor_slices.h) and as many blocks as the stage with most of them has, where stages are
+// cut by UnitCosts. Embedding and head are both in it, although a pipeline's first stage has the
+// one and its last the other: an upper bound for all of them, which for deep models is close.
+// MeshProblem must be empty.
+ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline, bool checkpointing);
+
+// How long the busiest rank of a pipeline with v = 1 stands idle in a step of `micro_batches` a
+// rank, as a share of the time it computes; (p - 1) / m where all stages cost the same.
+// MeshProblem must be empty.
+double IdleShare(const ModelConfig& config, int pipeline, bool checkpointing,
+                 int64_t micro_batches);
 
 // Bytes that a rank sends for one micro-batch of `micro_batch` sequences, `element` bytes each,
 // beside what ZeRO's data dimension sends.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/plan/mesh.h"
+
 namespace zeroshard {
 namespace {
 
@@ -69,7 +71,8 @@ StepTime EstimateStep(const Workload& w, const ClusterSize& cluster, const Model
     time.update =
         Seconds(touched, c.offload == OffloadTo::kNvme ? cluster.nvme_speed : cluster.memory_speed);
   }
-  time.bubble = time.compute * (c.pipeline - 1) / static_cast<double>(e.accumulation);
+  time.bubble =
+      time.compute * IdleShare(w.model.config, c.pipeline, o.checkpointing, e.accumulation);
   time.total = std::max(time.compute, time.hidden) + time.exposed + time.update + time.bubble;
   return time;
 }

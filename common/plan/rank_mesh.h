@@ -1,0 +1,60 @@
+// Ranks as a mesh pipeline x data x tensor (architecture, section 12): who is whose neighbour and
+// who holds the same values. Pure arithmetic; thread-safe. Ranks and indices must be in range.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace zeroshard {
+
+struct MeshShape {
+  int pipeline = 1, data = 1, tensor = 1;
+  int Ranks() const { return pipeline * data * tensor; }
+};
+
+struct MeshPosition {
+  int pipeline = 0, data = 0, tensor = 0;
+  friend bool operator==(const MeshPosition&, const MeshPosition&) = default;
+};
+
+enum class MeshDimension : uint8_t { kPipeline, kData, kTensor };
+
+// Of a job's parallel.tensor, parallel.pipeline and resources.workers, each at least 1; the data
+// dimension is what remains. INVALID_ARGUMENT names the key, the values and what to write: where
+// tensor x pipeline does not divide the workers, or a value is 0 or past 2^20.
+absl::StatusOr<MeshShape> MakeMeshShape(int64_t tensor, int64_t pipeline, int64_t workers);
+
+// rank = (pipeline * D + data) * T + tensor. Tensor ranks, which exchange most, are neighbours;
+// then data; a pipeline's stages, which exchange least, are farthest apart.
+int RankAt(const MeshShape& shape, const MeshPosition& position);
+MeshPosition PositionOf(const MeshShape& shape, int rank);
+
+// A line: the ranks that differ in one index alone, by that index. A rank's place in its own line
+// is therefore its index. Every collective runs over one line of its dimension.
+std::vector<int> LineOf(const MeshShape& shape, MeshDimension dimension, int rank);
+// All lines of a dimension, by their first rank: each rank is in exactly one.
+std::vector<std::vector<int>> LinesOf(const MeshShape& shape, MeshDimension dimension);
+
+// First and last rank of a pipeline line: both have the table of tied embeddings (its rows of this
+// tensor rank) and add their gradients of it. Empty: the rank is neither, or both are one rank.
+std::vector<int> TiedGroupOf(const MeshShape& shape, int rank);
+std::vector<std::vector<int>> TiedGroups(const MeshShape& shape);
+
+// What a rank holds of one tensor: the same rows are on `copies` tensor ranks side by side
+// (tensor_slices.h; a divisor of shape.tensor: 1 where it is split, shape.tensor where it is
+// whole), and `tied` tensors on the first and the last stage. `rank` must be of a stage that has
+// it.
+struct Holding {
+  int copies = 1;
+  bool tied = false;
+};
+// Ranks that hold the same rows, `rank` among them, ascending. At ZeRO's stages the ranks of one
+// data line share the state; different lines hold copies of it.
+std::vector<int> ReplicasOf(const MeshShape& shape, int rank, const Holding& holding);
+// The rank in whose data line these rows are saved and counted in norms: the first tensor rank and,
+// of tied tensors, the first stage, with the same data index. It is itself one of the replicas.
+int HomeOf(const MeshShape& shape, int rank, const Holding& holding);
+
+}  // namespace zeroshard
