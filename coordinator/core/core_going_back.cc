@@ -103,11 +103,12 @@ void Core::GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Mome
   // None, or the one that it went on from: it begins again where this generation has begun.
   const bool saved = found && found->step >= job.first_step;
   const uint64_t target = saved ? found->step : job.first_step - 1;
+  const bool told = Trained(run);  // of earlier losses, by the first step of the generation
   if (saved) {
     job.resume = found->resume;
     job.first_step = target + 1;
     // Whoever wrote it was lost before it could say so.
-    if (target > job.checkpoint.step()) job.checkpoint_steps_lost = job.steps_lost;
+    if (told && target > job.checkpoint.step()) job.checkpoint_steps_lost = job.steps_lost;
   }
   if (saved ? target != job.checkpoint.step() : target < job.checkpoint.step()) {
     job.checkpoint.Clear();  // what was reported is not there any more

@@ -115,7 +115,8 @@ absl::Status Core::TakeCheckpoints(Run& run, const v1::ReportStepsRequest& body,
       run.job.checkpoint = record;
       run.job.checkpoint.set_path(record.path().substr(0, kMaxPathBytes));
       run.job.checkpoint.set_message(record.message().substr(0, kMaxMessageBytes));
-      run.job.checkpoint_steps_lost = run.job.steps_lost;  // told by a step of this generation
+      // The first step of this generation has told of them.
+      if (Trained(run)) run.job.checkpoint_steps_lost = run.job.steps_lost;
       out->records.push_back(run.job);
     }
     const std::string text = Describe(record).substr(0, kMaxMessageBytes);
