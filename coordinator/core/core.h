@@ -226,8 +226,7 @@ class Core {
   void GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void Look(Run& run, const Moment& moment, Decision* out);
   void LookAgain(Run& run, const Moment& moment, Decision* out);
-  void GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
-                Decision* out);
+  void GoBackTo(Run& run, const NewestFound& event, const Moment& moment, Decision* out);
   static void CutHistory(Run& run, Decision* out);
   // As Reopen.
   bool ReopenRanks(Run& run, const std::string& ahead, const Moment& moment, Decision* out,

@@ -10,6 +10,14 @@
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
+namespace {
+
+std::string Reported(const v1::CheckpointRecord& checkpoint) {
+  return absl::StrCat("the checkpoint of step ", checkpoint.step(), ", ", checkpoint.path(),
+                      ", was reported complete");
+}
+
+}  // namespace
 
 bool Core::GoesBack(const Run& run) {
   return run.offload == nullptr && !run.job.saving && !run.job.spec.checkpoint().dir().empty();
@@ -54,6 +62,7 @@ void Core::Look(Run& run, const Moment& moment, Decision* out) {
   run.look_again.reset();
   if (run.going_back != Run::GoingBack::kLooking) {
     run.look_deadline = moment.now + StartTimeout(run.job.spec);
+    run.look_trouble.clear();
   }
   run.going_back = Run::GoingBack::kLooking;
   // Its ranks train in a folder that they have made theirs; before that others may write there.
@@ -76,32 +85,42 @@ void Core::On(const NewestFound& event, const Moment& moment, Decision* out) {
       run.going_back != Run::GoingBack::kLooking || run.look_again) {
     return;
   }
-  if (event.checkpoint.ok()) {
-    GoBackTo(run, *event.checkpoint, moment, out);
+  // Not there any more is no reason to begin again: it may be there for everybody but this host.
+  const bool gone = event.checkpoint.ok() && !*event.checkpoint && run.job.checkpoint.step() != 0;
+  if (event.checkpoint.ok() && !gone) {
+    GoBackTo(run, event, moment, out);
     return;
   }
-  const std::string trouble =
-      absl::StrCat("its newest checkpoint in ", run.job.spec.checkpoint().dir(),
-                   " cannot be looked for: ", event.checkpoint.status().message());
+  const std::string& dir = run.job.spec.checkpoint().dir();
+  run.look_trouble =
+      gone ? absl::StrCat(
+                 Reported(run.job.checkpoint), ", but the coordinator finds no complete one in ",
+                 dir,
+                 event.skipped.empty() ? "" : absl::StrCat(" (", AtMostThree(event.skipped), ")"),
+                 ": checkpoint.dir must be one folder for all hosts, the coordinator's too")
+           : absl::StrCat("its newest checkpoint in ", dir,
+                          " cannot be looked for: ", event.checkpoint.status().message());
   if (moment.now >= *run.look_deadline) {
-    EndSaved(
-        run,
-        absl::StrCat(run.job.reason, "; ", trouble, " (for longer than timeouts.start_seconds, ",
-                     Age(StartTimeout(run.job.spec)), ")"),
-        moment, out);
+    EndSaved(run,
+             absl::StrCat(run.look_trouble, " (for longer than timeouts.start_seconds, ",
+                          Age(StartTimeout(run.job.spec)), ")"),
+             moment, out);
     return;
   }
   run.look_again = moment.now + options_.heartbeat_interval;
   WakeBy(*run.look_again);
-  out->reasons.push_back(absl::StrCat(run.job.run_id, " is RECOVERING: ", trouble));
+  schedule_again_ = true;  // its reason is to say so
 }
 
-void Core::GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
-                    Decision* out) {
+void Core::GoBackTo(Run& run, const NewestFound& event, const Moment& moment, Decision* out) {
+  const std::optional<Checkpoint>& found = *event.checkpoint;
   JobRecord& job = run.job;
   const uint64_t before = job.committed_step;
-  // None, or the one that it went on from: it begins again where this generation has begun.
-  const bool saved = found && found->step >= job.first_step;
+  const v1::CheckpointRecord reported = job.checkpoint;
+  // None, or the one that it went on from: it begins again where this generation has begun. An
+  // older one only where that one is gone.
+  const bool older = found && found->step + 1 < job.first_step && reported.step() != 0;
+  const bool saved = older || (found && found->step >= job.first_step);
   const uint64_t target = saved ? found->step : job.first_step - 1;
   const bool told = Trained(run);  // of earlier losses, by the first step of the generation
   if (saved) {
@@ -135,7 +154,10 @@ void Core::GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Mome
     absl::StrAppend(&text, "; the history lacks steps ", before + 1, " to ", target,
                     ", which nobody reported before the loss");
   }
-  for (const std::string& skipped : found ? found->skipped : std::vector<std::string>()) {
+  if (reported.step() > target) {
+    absl::StrAppend(&text, "; ", Reported(reported), ", and is not complete any more");
+  }
+  for (const std::string& skipped : found ? found->skipped : event.skipped) {
     absl::StrAppend(&text, "; not used: ", skipped);
   }
   AddEvent(run, text.substr(0, 4096), moment, out);
@@ -175,7 +197,8 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
   }
   if (run.going_back == Run::GoingBack::kLooking) {
     *why = absl::StrCat("looks for its newest complete checkpoint in ",
-                        run.job.spec.checkpoint().dir());
+                        run.job.spec.checkpoint().dir(), run.look_trouble.empty() ? "" : "; ",
+                        run.look_trouble);
     return false;
   }
   // A step of the next generation must not be cut with those that were given up.

@@ -378,17 +378,17 @@ absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
 }
 
 void Engine::Look(const FindNewest& request) {
-  auto found = std::make_shared<std::optional<Checkpoint>>();
+  auto found = std::make_shared<NewestFound>(NewestFound{request.run_id, std::nullopt});
   looks_->Run(
       absl::StrCat("looking for checkpoints in ", request.dir), kLookPatience,
       [request, found] {
-        absl::StatusOr<std::optional<Checkpoint>> newest = FindNewestOf(request);
-        if (newest.ok()) *found = *std::move(newest);
-        return newest.status();
+        found->checkpoint = FindNewestOf(request, &found->skipped);
+        return found->checkpoint.status();
       },
       [this, run_id = request.run_id, found](const absl::Status& status) {
+        // A look that was given up still writes into what it found.
         if (status.ok()) {
-          Post(NewestFound{run_id, std::move(*found)});
+          Post(std::move(*found));
         } else {
           Post(NewestFound{run_id, status});
         }

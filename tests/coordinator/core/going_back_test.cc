@@ -191,6 +191,87 @@ TEST(GoingBack, OneThatWasReportedAndIsGoneIsNotUsed) {
   EXPECT_EQ(h.Status("a").checkpoint().step(), 10) << "written again, it is no repetition";
 }
 
+TEST(GoingBack, ANewerOneThatIsDamagedIsNamedWhereTheJobGoesFurtherBack) {
+  Harness h;
+  Start(h, 12);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.ReportSaved("worker-0", Harness::Saved(10));
+  h.DamageCheckpoint(10);
+  Replace(h);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_THAT(Events(h),
+              AllOf(HasSubstr("goes back to the checkpoint of step 5, /ckpt/step-5; 7 steps"),
+                    HasSubstr("step 10, /ckpt/step-10, was reported complete, and is not complete "
+                              "any more; not used: /ckpt/step-10 has no manifest.json")));
+}
+
+TEST(GoingBack, TheOneThatItWentOnFromMayBeGoneTheNextTime) {
+  Harness h;
+  Start(h, 12);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.ReportSaved("worker-0", Harness::Saved(10));
+  Replace(h);
+  Begin(h);
+  h.Steps("worker-0", 11, 14);
+  h.DamageCheckpoint(10);
+  Replace(h);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_EQ(h.member("worker-0").assign->resume().checkpoint(), "/ckpt/step-5");
+  EXPECT_EQ(h.Status("a").checkpoint().step(), 5);
+  EXPECT_EQ(h.History("a-1"), UpTo(5));
+  EXPECT_EQ(h.Status("a").steps_lost(), 11);
+}
+
+// The folder is not mounted, or another one on the coordinator's host.
+TEST(GoingBack, WhereNoneIsFoundAlthoughOneWasReportedNothingIsCutAndTheJobFailsInTheEnd) {
+  for (const bool damaged : {false, true}) {
+    Harness h;
+    Start(h, 8);
+    h.ReportSaved("worker-0", Harness::Saved(5));
+    if (damaged) {
+      h.DamageCheckpoint(5);
+    } else {
+      h.disk().clear();
+    }
+    Replace(h);
+    h.AdvanceBeating(absl::Seconds(30), kBoth);
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+    EXPECT_THAT(
+        h.Status("a").reason(),
+        AllOf(HasSubstr("the checkpoint of step 5, /ckpt/step-5, was reported complete"),
+              HasSubstr("no complete one in /ckpt"), HasSubstr("one folder for all hosts")));
+    EXPECT_EQ(h.History("a-1"), UpTo(8));
+    h.Restart();
+    for (const std::string& name : kBoth) h.Connect(name);
+    h.AdvanceBeating(absl::Seconds(63), kBoth);
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+    EXPECT_THAT(h.Status("a").reason(),
+                AllOf(HasSubstr("no complete one in /ckpt"), HasSubstr("timeouts.start_seconds"),
+                      HasSubstr("--resume-from /ckpt/step-5")));
+    if (damaged) {
+      EXPECT_THAT(h.Status("a").reason(), HasSubstr("(/ckpt/step-5 has no manifest.json)"));
+    }
+    EXPECT_EQ(h.History("a-1"), UpTo(8));
+    EXPECT_EQ(h.Status("a").committed_step(), 8);
+    EXPECT_EQ(h.Status("a").checkpoint().step(), 5);
+    EXPECT_EQ(h.Status("a").steps_lost(), 0);
+  }
+}
+
+TEST(GoingBack, AFolderThatComesBackInTimeIsGoneOnFrom) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.disk().clear();
+  Replace(h);
+  h.AdvanceBeating(absl::Seconds(30), kBoth);
+  ASSERT_EQ(h.Status("a").generation(), 1);
+  h.WriteCheckpoint("a-1", 5);
+  h.AdvanceBeating(absl::Seconds(2), kBoth);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_EQ(h.History("a-1"), UpTo(5));
+}
+
 // While the coordinator was away rank 0 trained on, saved, and died with what it had to report.
 TEST(GoingBack, StepsThatNobodyReportedAreMissingInTheHistoryAndSaidToBe) {
   Harness h;
