@@ -12,6 +12,9 @@
 namespace zeroshard::coordinator {
 namespace {
 
+constexpr absl::Duration kLongestPause = absl::Minutes(1);
+constexpr int64_t kClocksDiffer = 3600 * 1000;  // ms, at the most, a worker's and this host's
+
 std::string Reported(const v1::CheckpointRecord& checkpoint) {
   return absl::StrCat("the checkpoint of step ", checkpoint.step(), ", ", checkpoint.path(),
                       ", was reported complete");
@@ -23,23 +26,49 @@ bool Core::GoesBack(const Run& run) {
   return run.offload == nullptr && !run.job.saving && !run.job.spec.checkpoint().dir().empty();
 }
 
-bool Core::FolderIsNotLeftYet(const Run& run) {
-  if (!Starting(run) || run.job.generation == 1) return false;
+std::string Core::HolderOfFolder(const Run& run) {
+  if (!Starting(run) || run.job.generation == 1) return "";
   const std::string holder = absl::StrCat("(run ", run.job.run_id, ", ");  // as the lock names it
+  for (const RankState& rank : run.ranks) {
+    const v1::ReportEndRequest& end = rank.record.end;
+    if (rank.record.ended && end.error_code() == "FAILED_PRECONDITION" &&
+        absl::StrContains(end.message(), holder) &&
+        absl::StrContains(end.message(), "writes there")) {
+      return end.message();
+    }
+  }
+  return "";
+}
+
+bool Core::FolderIsNotLeftYet(const Run& run) {
+  if (!HolderOfFolder(run).empty()) return true;
+  if (!Starting(run) || run.job.generation == 1 || run.job.resume.checkpoint().empty()) {
+    return false;
+  }
   return std::any_of(run.ranks.begin(), run.ranks.end(), [&](const RankState& rank) {
     const v1::ReportEndRequest& end = rank.record.end;
-    if (!rank.record.ended || end.completed()) return false;
-    if (end.error_code() == "FAILED_PRECONDITION") {
-      return absl::StrContains(end.message(), holder) &&
-             absl::StrContains(end.message(), "writes there");
-    }
-    return end.error_code() == "NOT_FOUND" && !run.job.resume.checkpoint().empty() &&
+    return rank.record.ended && end.error_code() == "NOT_FOUND" &&
            absl::StrContains(end.message(), run.job.resume.checkpoint());
   });
 }
 
 void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
-  if (++run.recoveries > kMaxRecoveries) {
+  // Says nothing of the job, however often.
+  run.folder_holder = HolderOfFolder(run);
+  if (run.folder_holder.empty()) {
+    run.held_since.reset();
+  } else if (!run.held_since) {
+    run.held_since = moment.now;
+  } else if (moment.now - *run.held_since >= options_.folder_patience) {
+    EndSaved(run,
+             absl::StrCat("a process of this run that was given up has not left its folder of "
+                          "checkpoints for ",
+                          Age(moment.now - *run.held_since),
+                          "; kill that process, which hangs or is stopped: ", run.folder_holder),
+             moment, out);
+    return;
+  }
+  if (run.folder_holder.empty() && ++run.recoveries > kMaxRecoveries) {
     EndSaved(run,
              absl::StrCat(kMaxRecoveries, " recoveries in a row did not get beyond step ",
                           run.furthest, "; now ", reason),
@@ -48,7 +77,12 @@ void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Dec
   }
   if (!run.first_sign) run.first_sign = moment.now;
   const std::string why = reason;  // it may be the job's own
-  if (FolderIsNotLeftYet(run)) run.look_again = moment.now + options_.member_timeout;
+  if (FolderIsNotLeftYet(run)) {
+    // Twice as long each time: every try costs a generation.
+    const absl::Duration waited = moment.now - run.held_since.value_or(moment.now);
+    run.look_again = moment.now + std::clamp(waited, options_.member_timeout,
+                                             std::max(options_.member_timeout, kLongestPause));
+  }
   CloseGeneration(run, why, /*forget_ranks=*/true, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
@@ -66,9 +100,10 @@ void Core::Look(Run& run, const Moment& moment, Decision* out) {
   }
   run.going_back = Run::GoingBack::kLooking;
   // Its ranks train in a folder that they have made theirs; before that others may write there.
+  const bool its_own = Trained(run) || run.job.checkpoint.step() != 0;
   out->actions.push_back(FindNewest{run.job.run_id, run.job.spec.checkpoint().dir(),
                                     run.job.committed_step,
-                                    Trained(run) ? 0 : run.job.submitted_unix_ms});
+                                    its_own ? 0 : run.job.submitted_unix_ms - kClocksDiffer});
 }
 
 void Core::LookAgain(Run& run, const Moment& moment, Decision* out) {
@@ -175,7 +210,10 @@ void Core::CutHistory(Run& run, Decision* out) {
 void Core::On(const HistoryTruncated& event, const Moment& moment, Decision* out) {
   const auto entry = runs_.find(event.run_id);
   if (entry == runs_.end() || entry->second.going_back != Run::GoingBack::kCutting) return;
-  entry->second.going_back = Run::GoingBack::kDone;
+  // Where this generation had reported no step, its row looks the same before the choice and after.
+  entry->second.going_back = std::exchange(entry->second.cut_of_restart, false)
+                                 ? Run::GoingBack::kStopping
+                                 : Run::GoingBack::kDone;
   schedule_again_ = true;
 }
 
@@ -190,7 +228,9 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
     }
     if (run.look_again) {
       WakeBy(*run.look_again);
-      *why = "waits for a process that was given up to leave its folder of checkpoints";
+      *why = absl::StrCat(
+          "waits for a process that was given up to leave its folder of checkpoints",
+          run.folder_holder.empty() ? "" : "; if that hangs, kill it: ", run.folder_holder);
       return false;
     }
     Look(run, moment, out);
@@ -226,8 +266,9 @@ void Core::RestoreGoingBack(Run& run, const LoadedJob& loaded) {
   run.going_back = Run::GoingBack::kStopping;
   if (run.job.committed_step != run.job.first_step - 1) return;
   run.going_back = Run::GoingBack::kCutting;
+  run.cut_of_restart = true;
   run.last.Clear();
-  run.first.Clear();
+  if (run.first.step() >= run.job.first_step) run.first.Clear();
 }
 
 void Core::StartGoingBack(Run& run, const Moment& moment, Decision* out) {

@@ -300,6 +300,7 @@ class Harness {
     disk_[step] = From(step, run_id);
   }
   std::map<uint64_t, Checkpoint>& disk() { return disk_; }
+  const FindNewest& last_look() const { return last_look_; }
   void DamageCheckpoint(uint64_t step) {
     damaged_[step] = absl::StrCat(disk_.at(step).resume.checkpoint(), " has no manifest.json");
     disk_.erase(step);
@@ -404,9 +405,8 @@ class Harness {
       const auto found = history_.find(run_id);
       if (found == history_.end()) continue;
       for (const v1::StepRecord& record : found->second) {
-        if (record.step() < job.job.first_step) continue;
         if (job.first.step() == 0) job.first = record;
-        job.last = record;
+        if (record.step() >= job.job.first_step) job.last = record;
       }
     }
     core_ = std::make_unique<Core>(options_, std::move(state), absl::StrCat("cluster-", ++boots_));
@@ -436,6 +436,7 @@ class Harness {
     std::vector<Event> answers;
     for (const Action& action : decision.actions) {
       if (const auto* find = std::get_if<FindNewest>(&action)) {
+        last_look_ = *find;
         NewestFound found{find->run_id, Newest(*find)};
         for (const auto& [step, what] : damaged_) found.skipped.push_back(what);
         answers.push_back(std::move(found));
@@ -501,6 +502,7 @@ class Harness {
   std::vector<Measure> measures_;
   std::map<uint64_t, Checkpoint> disk_;  // checkpoints by step
   std::map<uint64_t, std::string> damaged_;
+  FindNewest last_look_;
   absl::Status disk_status_;
   bool holds_answers_ = false;
   std::vector<Event> held_;
