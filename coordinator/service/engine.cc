@@ -71,8 +71,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
     }
     const std::string directory =
         absl::StrCat("jobs/", name, newest[name] == &job ? "" : absl::StrCat("@", run_id));
-    absl::StatusOr<JobFiles::Ends> ends =
-        engine->files_.Recover(directory, live, job.job.first_step);
+    absl::StatusOr<JobFiles::Ends> ends = engine->files_.Recover(
+        directory, live, job.job.first_step, job.job.history_of.empty() ? 1 : job.job.first_step);
     if (!ends.ok()) return ends.status();
     if (!ends->warning.empty()) LogWarning(ends->warning);
     job.first = ends->first;
