@@ -76,8 +76,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
     }
     const std::string directory =
         absl::StrCat("jobs/", name, newest[name] == &job ? "" : absl::StrCat("@", run_id));
-    absl::StatusOr<JobFiles::Ends> ends =
-        engine->files_.Recover(directory, live, job.job.first_step);
+    absl::StatusOr<JobFiles::Ends> ends = engine->files_.Recover(
+        directory, live, job.job.first_step, job.job.history_of.empty() ? 1 : job.job.first_step);
     if (!ends.ok()) return ends.status();
     if (!ends->warning.empty()) LogWarning(ends->warning);
     job.first = ends->first;
@@ -400,17 +400,17 @@ absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
 }
 
 void Engine::Look(const FindNewest& request) {
-  auto found = std::make_shared<std::optional<Checkpoint>>();
+  auto found = std::make_shared<NewestFound>(NewestFound{request.run_id, std::nullopt});
   looks_->Run(
       absl::StrCat("looking for checkpoints in ", request.dir), kLookPatience,
       [request, found] {
-        absl::StatusOr<std::optional<Checkpoint>> newest = FindNewestOf(request);
-        if (newest.ok()) *found = *std::move(newest);
-        return newest.status();
+        found->checkpoint = FindNewestOf(request, &found->skipped);
+        return found->checkpoint.status();
       },
       [this, run_id = request.run_id, found](const absl::Status& status) {
+        // A look that was given up still writes into what it found.
         if (status.ok()) {
-          Post(NewestFound{run_id, std::move(*found)});
+          Post(std::move(*found));
         } else {
           Post(NewestFound{run_id, status});
         }
