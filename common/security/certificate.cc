@@ -12,23 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
+#include "common/security/openssl_owners.h"
 #include "common/status_macros.h"
 
 namespace zeroshard::security {
 namespace {
-
-template <auto kFree>
-struct Free {
-  template <typename T>
-  void operator()(T* pointer) const {
-    kFree(pointer);
-  }
-};
-using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
-using X509Ptr = std::unique_ptr<X509, Free<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
-using Store = std::unique_ptr<X509_STORE, Free<X509_STORE_free>>;
-using Context = std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX_free>>;
 
 constexpr size_t kMostBytes = 1 << 20;
 
@@ -37,15 +25,11 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-Bio Open(const std::string& text) {
-  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
 // A key that is encrypted is refused instead of asked for on the terminal.
 int NoPassword(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<std::vector<X509Ptr>> ReadAll(const PemFile& file) {
-  const Bio bio = Open(file.text);
+  const BioPtr bio = ReadFrom(file.text);
   std::vector<X509Ptr> found;
   while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, NoPassword, nullptr)) {
     found.emplace_back(one);
@@ -65,9 +49,9 @@ absl::StatusOr<std::vector<X509Ptr>> ReadAll(const PemFile& file) {
   return found;
 }
 
-absl::StatusOr<Key> ReadKey(const PemFile& file) {
-  const Bio bio = Open(file.text);
-  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
+absl::StatusOr<KeyPtr> ReadKey(const PemFile& file) {
+  const BioPtr bio = ReadFrom(file.text);
+  KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
   ERR_clear_error();
   if (key == nullptr) {
     return Bad(file.path,
@@ -84,7 +68,7 @@ absl::Time TimeOf(const ASN1_TIME* time) {
 
 std::vector<std::string> UrisOf(X509* certificate) {
   std::vector<std::string> uris;
-  std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES_free>> names(static_cast<GENERAL_NAMES*>(
+  GeneralNamesPtr names(static_cast<GENERAL_NAMES*>(
       X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
   for (int i = 0; i < sk_GENERAL_NAME_num(names.get()); ++i) {
     const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
@@ -98,11 +82,11 @@ std::vector<std::string> UrisOf(X509* certificate) {
 
 absl::Status CheckSignature(const std::vector<X509Ptr>& chain, const std::string& cert_path,
                             const std::vector<X509Ptr>& authorities, const std::string& ca_path) {
-  const Store store(X509_STORE_new());
+  const X509StorePtr store(X509_STORE_new());
   for (const X509Ptr& authority : authorities) X509_STORE_add_cert(store.get(), authority.get());
   STACK_OF(X509)* between = sk_X509_new_null();
   for (const X509Ptr& one : chain) sk_X509_push(between, one.get());
-  const Context context(X509_STORE_CTX_new());
+  const X509StoreContextPtr context(X509_STORE_CTX_new());
   X509_STORE_CTX_init(context.get(), store.get(), chain.front().get(), between);
   const bool verified = X509_verify_cert(context.get()) == 1;
   const int error = X509_STORE_CTX_get_error(context.get());
@@ -133,7 +117,7 @@ absl::Status CheckPair(const PemFile& cert, const PemFile& key_file, const PemFi
                        absl::Time now) {
   ZS_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(cert));
   ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(cert));
-  ZS_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file));
+  ZS_ASSIGN_OR_RETURN(const KeyPtr key, ReadKey(key_file));
   ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> authorities, ReadAll(ca));
   const bool match = X509_check_private_key(chain.front().get(), key.get()) == 1;
   ERR_clear_error();
@@ -155,8 +139,8 @@ absl::Status CheckPair(const PemFile& cert, const PemFile& key_file, const PemFi
 
 absl::StatusOr<std::string> JoinPair(const PemFile& cert, const PemFile& key_file) {
   ZS_ASSIGN_OR_RETURN(const std::vector<X509Ptr> chain, ReadAll(cert));
-  ZS_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file));
-  const Bio bio(BIO_new(BIO_s_mem()));
+  ZS_ASSIGN_OR_RETURN(const KeyPtr key, ReadKey(key_file));
+  const BioPtr bio(BIO_new(BIO_s_mem()));
   bool written = bio != nullptr && PEM_write_bio_PrivateKey(bio.get(), key.get(), nullptr, nullptr,
                                                             0, nullptr, nullptr) == 1;
   for (const X509Ptr& one : chain) written = written && PEM_write_bio_X509(bio.get(), one.get());

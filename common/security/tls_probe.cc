@@ -20,29 +20,13 @@
 #include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/descriptor.h"
+#include "common/security/openssl_owners.h"
 
 namespace zeroshard::security {
 namespace {
 
-template <auto kFree>
-struct Free {
-  template <typename T>
-  void operator()(T* pointer) const {
-    kFree(pointer);
-  }
-};
-using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
-using X509Ptr = std::unique_ptr<X509, Free<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
-using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX_free>>;
-using Ssl = std::unique_ptr<SSL, Free<SSL_free>>;
-
 // Which names of a certificate are shown.
 constexpr size_t kMostNames = 8;
-
-Bio Open(const std::string& text) {
-  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
 
 // Moments on a clock that nobody sets.
 absl::Duration Now() { return SystemClock::Get().Now(); }
@@ -119,12 +103,12 @@ Descriptor Connect(const HostPort& address, absl::Duration until) {
 
 // With what `used` holds; its errors were found when it was read.
 void Equip(SSL_CTX* context, const CredentialFiles::Set& used) {
-  const Bio authorities = Open(used.ca.text);
+  const BioPtr authorities = ReadFrom(used.ca.text);
   while (X509* one = PEM_read_bio_X509(authorities.get(), nullptr, nullptr, nullptr)) {
     const X509Ptr owner(one);
     X509_STORE_add_cert(SSL_CTX_get_cert_store(context), one);
   }
-  const Bio certs = Open(used.cert.text);
+  const BioPtr certs = ReadFrom(used.cert.text);
   bool leaf = true;
   while (X509* one = PEM_read_bio_X509(certs.get(), nullptr, nullptr, nullptr)) {
     const X509Ptr owner(one);
@@ -135,8 +119,8 @@ void Equip(SSL_CTX* context, const CredentialFiles::Set& used) {
     }
     leaf = false;
   }
-  const Bio keys = Open(used.key.text);
-  const Key key(PEM_read_bio_PrivateKey(keys.get(), nullptr, nullptr, nullptr));
+  const BioPtr keys = ReadFrom(used.key.text);
+  const KeyPtr key(PEM_read_bio_PrivateKey(keys.get(), nullptr, nullptr, nullptr));
   if (key != nullptr) SSL_CTX_use_PrivateKey(context, key.get());
   ERR_clear_error();
 }
@@ -252,7 +236,7 @@ Outcome Shake(SSL* ssl, int fd, absl::Duration until) {
 }
 
 std::string NameText(const X509_NAME* name) {
-  const Bio bio(BIO_new(BIO_s_mem()));
+  const BioPtr bio(BIO_new(BIO_s_mem()));
   X509_NAME_print_ex(bio.get(), name, 0, XN_FLAG_RFC2253);
   char* data = nullptr;
   const long size = BIO_get_mem_data(bio.get(), &data);
@@ -271,7 +255,7 @@ struct Names {
 
 Names NamesOf(X509* certificate) {
   Names names;
-  const std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES_free>> all(static_cast<GENERAL_NAMES*>(
+  const GeneralNamesPtr all(static_cast<GENERAL_NAMES*>(
       X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
   for (int i = 0; i < sk_GENERAL_NAME_num(all.get()); ++i) {
     const GENERAL_NAME* const name = sk_GENERAL_NAME_value(all.get(), i);
@@ -366,11 +350,11 @@ std::string TlsTrouble(const Security& security, const std::string& address, Rol
   const absl::Duration until = Now() + budget;
   const Descriptor fd = Connect(*parsed, until);
   if (fd.get() < 0) return "";
-  const Context context(SSL_CTX_new(TLS_client_method()));
+  const SslContextPtr context(SSL_CTX_new(TLS_client_method()));
   if (context == nullptr) return "";
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);  // judged afterwards
   if (security.tls()) Equip(context.get(), security.files()->used());
-  const Ssl ssl(SSL_new(context.get()));
+  const SslPtr ssl(SSL_new(context.get()));
   if (ssl == nullptr) return "";
   static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
   SSL_set_alpn_protos(ssl.get(), kHttp2, sizeof(kHttp2));
