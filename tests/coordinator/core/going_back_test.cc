@@ -1,8 +1,8 @@
 // Jobs whose state is on their ranks go on from their newest checkpoint when a rank is lost.
+#include "tests/coordinator/core/going_back.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "tests/coordinator/core/harness.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -11,62 +11,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-const std::vector<std::string> kBoth = {"worker-0", "worker-1"};
-
-std::vector<uint64_t> UpTo(uint64_t last) {
-  std::vector<uint64_t> steps;
-  for (uint64_t step = 1; step <= last; ++step) steps.push_back(step);
-  return steps;
-}
-
-std::string Events(const Harness& h) {
-  const v1::JobStatus status = h.Status("a");
-  std::string text;
-  for (const v1::JobEvent& event : status.events()) {
-    absl::StrAppend(&text, event.reason(), "\n");
-  }
-  return text;
-}
-
-// Two workers, and job "a" at step `step`.
-void Start(Harness& h, uint64_t step, uint64_t steps = 100) {
-  h.JoinMany(2);
-  h.StartJob(Harness::SavingSpec("a", 2, steps), kBoth);
-  if (step > 0) h.Steps("worker-0", 1, step);
-}
-
-// Those that were told to stop have stopped.
-void LetGo(Harness& h, const std::vector<std::string>& names) {
-  for (const std::string& name : names) h.Idle(name);
-}
-
-// worker-1 dies and another process takes its place.
-void Replace(Harness& h) {
-  h.Exit("worker-1", 0, 9);
-  LetGo(h, {"worker-0"});
-  h.Forget("worker-1");
-  h.Join("worker-1");
-}
-
-void Begin(Harness& h) {
-  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
-  for (const std::string& name : kBoth) h.Arrive(name, "start");
-}
-
-double StepsLost(const Harness& h) {
-  double sum = 0;
-  for (const Measure& measure : h.measures()) {
-    if (measure.kind == MetricKind::kStepsLost) sum += measure.value;
-  }
-  return sum;
-}
-
-uint64_t ToldOf(Harness& h) {
-  uint64_t sum = 0;
-  for (const v1::StepRecord& record : h.HistoryRecords("a-1")) sum += record.steps_lost();
-  return sum;
-}
 
 TEST(GoingBack, ALostRankEndsTheGenerationAndTheNextBeginsAtTheNewestCheckpoint) {
   Harness h;
@@ -399,83 +343,6 @@ TEST(GoingBack, ARankThatDoesNotStopIsFencedAndHoldsUpNobodyForLonger) {
 }
 
 // It was stopped by a signal, counts as lost, and keeps the lock of the folder until it wakes.
-TEST(GoingBack, AProcessThatStillHoldsTheFolderIsWaitedFor) {
-  Harness h;
-  Start(h, 8);
-  h.ReportSaved("worker-0", Harness::Saved(5));
-  Replace(h);
-  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
-  for (const std::string& name : kBoth) {
-    h.End(name, "FAILED_PRECONDITION",
-          "checkpoint.dir /ckpt: job a (run a-1, process 7 on host host-a) writes there; wait", 0);
-  }
-  LetGo(h, kBoth);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
-  EXPECT_THAT(h.Status("a").reason(), HasSubstr("waits for a process that was given up"));
-  EXPECT_EQ(h.Status("a").generation(), 2);
-  h.disk().clear();
-  h.WriteCheckpoint("a-1", 7);  // it woke
-  h.AdvanceBeating(absl::Seconds(11), kBoth);
-  EXPECT_EQ(h.Status("a").generation(), 3);
-  EXPECT_EQ(h.member("worker-0").assign->first_step(), 8);
-}
-
-// Each rank finds the folder locked by the process that was given up.
-void FindFolderHeld(Harness& h) {
-  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
-  for (const std::string& name : kBoth) {
-    h.End(name, "FAILED_PRECONDITION",
-          "checkpoint.dir /ckpt: job a (run a-1, process 7 on host host-a) writes there; wait", 0);
-  }
-  LetGo(h, kBoth);
-}
-
-void AwaitGeneration(Harness& h, uint64_t generation) {
-  for (int i = 0; i < 65 && h.Status("a").generation() < generation; ++i) {
-    h.AdvanceBeating(absl::Seconds(1), kBoth);
-  }
-  ASSERT_EQ(h.Status("a").generation(), generation) << h.Status("a").reason();
-}
-
-TEST(GoingBack, WaitingForTheFolderIsNoRecoveryThatLedNowhere) {
-  Harness h;
-  Start(h, 8);
-  h.ReportSaved("worker-0", Harness::Saved(5));
-  Replace(h);
-  for (uint64_t generation = 2; generation <= 9; ++generation) {
-    ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, generation));
-    FindFolderHeld(h);
-    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
-    EXPECT_THAT(h.Status("a").reason(),
-                AllOf(HasSubstr("kill it"), HasSubstr("process 7 on host host-a")));
-  }
-  ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, 10));  // it was killed
-  Begin(h);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
-  h.Steps("worker-0", 6, 9);
-  EXPECT_EQ(h.History("a-1"), UpTo(9));
-}
-
-TEST(GoingBack, AFolderThatIsNeverLeftEndsTheJobAndSaysWhichProcessToKill) {
-  Harness h;
-  Start(h, 8);
-  h.ReportSaved("worker-0", Harness::Saved(5));
-  Replace(h);
-  const absl::Duration begun = h.now();
-  for (uint64_t generation = 2;; ++generation) {
-    ASSERT_LT(generation, 20);
-    ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, generation));
-    FindFolderHeld(h);
-    if (h.Status("a").state() != v1::JOB_STATE_RECOVERING) break;
-  }
-  EXPECT_GE(h.now() - begun, absl::Minutes(10));
-  EXPECT_LE(h.now() - begun, absl::Minutes(12));
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(h.Status("a").reason(),
-              AllOf(HasSubstr("kill that process"), HasSubstr("process 7 on host host-a"),
-                    HasSubstr("--resume-from /ckpt/step-5")));
-}
-
 TEST(GoingBack, ACoordinatorThatDiesWhileItLooksLooksAgain) {
   Harness h;
   Start(h, 0);
@@ -525,40 +392,6 @@ TEST(GoingBack, TheFirstStepOfTheRunStaysItsFirstOverARestart) {
   h.Restart();
   EXPECT_EQ(h.Status("a").first().step(), 1);
   EXPECT_EQ(h.Status("a").committed_step(), 5);
-}
-
-TEST(GoingBack, AnotherJobsFolderIsNotWaitedFor) {
-  Harness h;
-  Start(h, 8);
-  Replace(h);
-  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
-  for (const std::string& name : kBoth) {
-    h.End(name, "FAILED_PRECONDITION",
-          "checkpoint.dir /ckpt: job b (run b-1, process 7 on host host-a) writes there; wait", 0);
-  }
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-}
-
-TEST(GoingBack, AFolderThatCannotBeReadIsTriedAgainAndThenGivenUp) {
-  Harness h;
-  Start(h, 8);
-  h.ReportSaved("worker-0", Harness::Saved(5));
-  h.BreakDisk(absl::DeadlineExceededError("/ckpt does not answer"));
-  Replace(h);
-  h.AdvanceBeating(absl::Seconds(30), kBoth);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
-  EXPECT_THAT(h.Status("a").reason(), HasSubstr("looks for its newest complete checkpoint"));
-  h.BreakDisk(absl::OkStatus());
-  h.AdvanceBeating(absl::Seconds(2), kBoth);
-  ASSERT_EQ(h.member("worker-1").assign->first_step(), 6);
-  Begin(h);
-  h.Steps("worker-0", 6, 9);
-  h.BreakDisk(absl::DeadlineExceededError("/ckpt does not answer"));
-  Replace(h);
-  h.AdvanceBeating(absl::Seconds(63), kBoth);
-  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
-  EXPECT_THAT(h.Status("a").reason(),
-              AllOf(HasSubstr("/ckpt does not answer"), HasSubstr("timeouts.start_seconds")));
 }
 
 // A step of the next generation could else be cut with those that were given up.
