@@ -92,12 +92,16 @@ class WorkerAgentTest : public testing::Test {
       return progress.step() == step && progress.phase() == "forward";
     });
   }
-  // The next heartbeat after now says that nothing runs.
+  // A heartbeat says that nothing runs, and nothing does (a late one may be older than the run):
+  // what the run calls is free to change.
   bool AwaitIdle() {
     size_t before = 0;
     cluster_.With([&](auto& state) { before = state.heartbeats.size(); });
     return cluster_.Await([&](const auto& state) {
-      return state.heartbeats.size() > before && !state.heartbeats.back().has_running();
+      v1::Fence fence;
+      v1::Progress progress;
+      return state.heartbeats.size() > before && !state.heartbeats.back().has_running() &&
+             !agent_->Running(&fence, &progress);
     });
   }
 

@@ -399,9 +399,11 @@ TEST_F(BrowserTest, AJobThatIsNotThereIsSaid) {
 }
 
 TEST_F(BrowserTest, AsksNothingWhileItIsHidden) {
-  std::atomic<int> asked = 0;
-  http->Handle("/api/v1/", [&](const HttpRequest&, const HttpAnswer& answer) {
-    ++asked;
+  // The browser may ask for as long as the server is there, which is longer than this function.
+  const auto asks = std::make_shared<std::atomic<int>>(0);
+  const std::atomic<int>& asked = *asks;
+  http->Handle("/api/v1/", [asks](const HttpRequest&, const HttpAnswer& answer) {
+    ++*asks;
     HttpResponse response;
     response.body = "{}";
     answer(std::move(response));
