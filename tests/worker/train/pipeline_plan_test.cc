@@ -93,14 +93,16 @@ TEST(PipelinePlanTest, KeptUnitsAndFullGradientsCostWhatThePlanSays) {
   ExpectPlanHolds(TinyGpt2(), full, {"train_batch_size=12", kStage3, "steps=2"});
 }
 
-// With a boundless distance a unit is gathered once a step, with 0 for every forward and backward.
+// With a boundless distance a unit is gathered once a step; with no room for units that are kept,
+// for every forward and backward.
 TEST(PipelinePlanTest, Stage3GathersOnceAStepOrForEveryUse) {
   const MeshRun run{.shape = {.pipeline = 2, .data = 2}};
   const std::vector<std::string> base = {"zero_optimization.stage=3", "train_batch_size=16"};
   const uint64_t rounds = 4;  // 16 samples, 2 a micro-batch, 2 data ranks
   for (const bool kept : {false, true}) {
     std::vector<std::string> overrides = base;
-    if (kept) overrides.push_back("zero_optimization.stage3_max_reuse_distance=1000000000");
+    overrides.push_back(kept ? "zero_optimization.stage3_max_reuse_distance=1000000000"
+                             : "zero_optimization.stage3_max_live_parameters=0");
     const v1::JobSpec spec = MakeSpec(TinyLlama(), overrides);
     for (const int rank : {0, 1}) {
       const Planned planned(spec, run, rank);
