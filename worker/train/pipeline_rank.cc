@@ -51,6 +51,21 @@ absl::Status CheckJob(const TrainerOptions& options) {
       "one stage"));
 }
 
+// A frozen table is rounded as the unit it is in, of which the last rank has the table alone.
+absl::Status CheckTable(const TrainerOptions& options, const ModelTable& model) {
+  const UnitTable& embedding = model.units.front();
+  const bool apart = model.config.tied && options.mesh.shape.pipeline > 1;
+  if (!apart || !MakeRounding(options.spec).stochastic || !embedding.AnyTrainable() ||
+      embedding.parameters.front().trainable) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "model.trainable: ", embedding.parameters.front().name,
+      " is tied to the head and frozen, and other tensors of the embedding are not; with "
+      "bf16.stochastic_rounding and several pipeline stages its copies would differ. Train or "
+      "freeze the embedding as a whole, or leave out bf16.stochastic_rounding"));
+}
+
 }  // namespace
 
 bool IsPipelined(const TrainerMesh& mesh) {
@@ -61,6 +76,7 @@ absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
                                               const ModelTable& model) {
   ZS_RETURN_IF_ERROR(CheckMesh(options));
   ZS_RETURN_IF_ERROR(CheckJob(options));
+  ZS_RETURN_IF_ERROR(CheckTable(options, model));
   const v1::JobSpec& spec = options.spec;
   const TrainerMesh& mesh = options.mesh;
   ZeroOptions zero = MakeZeroOptions(spec, options.comm->size());

@@ -107,7 +107,10 @@ absl::Status StageMemory::Drain() {
     for (BoundarySlot& slot : places.input) wait(slot);
     for (BoundarySlot& slot : places.gradient) wait(slot);
   }
-  for (Output& output : outputs_) wait(output.slot);
+  for (Output& output : outputs_) {
+    wait(output.slot);
+    output.virtual_stage = -1;  // the next step has micro-batches of the same numbers
+  }
   return status;
 }
 

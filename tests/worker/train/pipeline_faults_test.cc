@@ -76,9 +76,10 @@ TEST(PipelineFaultsTest, AnOverflowIsSkippedOnAllStages) {
   }
 }
 
-absl::Status StatusOf(const std::string& job, const MeshRun& run) {
+absl::Status StatusOf(const std::string& job, const MeshRun& run,
+                      const std::string& more = "steps=1") {
   const MemoryDataset data = TinyData();
-  return TrainMesh(MakeSpec(TinyGpt2(), {job}), run, data)[0].status;
+  return TrainMesh(MakeSpec(TinyGpt2(), {job, more}), run, data)[0].status;
 }
 
 TEST(PipelineFaultsTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
@@ -92,6 +93,10 @@ TEST(PipelineFaultsTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
       StatusOf("eval={data: [unused], interval_steps: 1}", {.shape = {.pipeline = 2}});
   EXPECT_EQ(eval.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(eval.message()), HasSubstr("eval.data"));
+  const absl::Status table = StatusOf("model.trainable=['wpe.weight']", {.shape = {.pipeline = 2}},
+                                      "bf16={enabled: true, stochastic_rounding: true}");
+  EXPECT_EQ(table.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(table.message()), HasSubstr("wte.weight"));
 }
 
 }  // namespace
