@@ -40,8 +40,9 @@ StageModel MakeStageModel(const ModelTable& model, const PipelineStages& stages,
 //
 // Its uses are those of a whole step, in the schedule's order, so that stage 3 keeps a unit from
 // one use to the next, also from one micro-batch to the next, as far as max_reuse_distance and
-// max_live say: with large ones it is gathered once a step, with 0 for every forward and backward.
-// The head's forward belongs to its backward, as without pipeline. There are no eval_uses.
+// max_live say: with large ones it is gathered once a step, with no room for every forward and
+// backward. The head's forward belongs to its backward, as without pipeline. There are no
+// eval_uses.
 ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
                            const RankSchedule& schedule);
 // Micro-batches of a data-parallel rank and step: ceil(G / N).

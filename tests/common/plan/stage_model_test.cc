@@ -131,8 +131,9 @@ TEST(StageModelTest, OpenMicroBatchesNeverShareAPlace) {
   for (int p = 1; p <= 4; ++p) {
     for (int v = 1; v <= 3; ++v) {
       for (int64_t m = 1; m <= 9; ++m) {
-        for (const RankSchedule& schedule :
-             *MakePipelineSchedule({.stages = p, .virtual_stages = v, .micro_batches = m})) {
+        const auto schedules =
+            *MakePipelineSchedule({.stages = p, .virtual_stages = v, .micro_batches = m});
+        for (const RankSchedule& schedule : schedules) {
           const int64_t places = OpenMicroBatches(schedule);
           std::vector<int64_t> holds(static_cast<size_t>(places), -1);
           std::vector<int> left(static_cast<size_t>(m), 2 * v);

@@ -90,7 +90,9 @@ TEST_P(ExchangeTest, ARingThatSendsBothWaysAtOnceArrives) {
         const absl::Status status = comm.Exchange(messages, {.unit = "test"}, Event()).Wait();
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(from_before, Sent(before, rank));
-        if (size > 2) EXPECT_EQ(from_next, Sent(next, rank));
+        if (size > 2) {
+          EXPECT_EQ(from_next, Sent(next, rank));
+        }
       }
     });
     for (int rank = 0; rank < size; ++rank) {
