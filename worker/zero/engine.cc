@@ -123,6 +123,7 @@ void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
   waits_ = observer;
   gather_->SetWaitObserver(observer);
   reducer_->SetWaitObserver(observer);
+  rows_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
@@ -194,7 +195,6 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
 absl::Status ZeroEngine::AfterBackward(int unit) {
   EndUses();
   if (unit != 0) return absl::OkStatus();
-  Waiting waiting(waits_, WaitKind::kRanks);
   return rows_->Reduce(step_, round_, policy_.Contributors(round_));
 }
 
