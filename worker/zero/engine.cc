@@ -123,7 +123,7 @@ void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
   waits_ = observer;
   gather_->SetWaitObserver(observer);
   reducer_->SetWaitObserver(observer);
-  rows_->SetWaitObserver(observer);
+  if (rows_ != nullptr) rows_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
