@@ -11,7 +11,7 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kAllGather = 0, kReduceScatter = 1;
+constexpr int kAllGather = 0, kReduceScatter = 1, kSend = 4;
 constexpr int kForward = 0, kBackward = 1, kStep = 2;
 
 uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
@@ -38,8 +38,9 @@ uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& u
 
 class RankPlanner {
  public:
-  RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank)
-      : model_(model), policy_(policy), options_(policy.options), rank_(rank) {
+  // The step's end is exchanged between `ranks`.
+  RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank, int ranks)
+      : model_(model), policy_(policy), options_(policy.options), rank_(rank), ranks_(ranks) {
     wire_ = SizeOf(options_.dtype);
     accumulate_ = SizeOf(policy.accumulate_type);
     peers_ = static_cast<uint64_t>(options_.world - 1);
@@ -52,7 +53,24 @@ class RankPlanner {
     plan_.activations = static_cast<uint64_t>(ActivationBytes(
         model_.config, options_.micro_batch, options_.dtype, options_.checkpointing));
     if (options_.world > 1) Traffic();
+    if (ranks_ > 1)
+      Add(kAllGather, kStep,
+          static_cast<uint64_t>(StatsBytes(policy_.rounds)) * static_cast<uint64_t>(ranks_ - 1));
     if (options_.offload_optimizer) StoreTraffic();
+    return plan_;
+  }
+
+  RankPlan Plan(const StageModel& stage, const RankSchedule& schedule) {
+    Plan();
+    plan_.activations = static_cast<uint64_t>(StageActivationBytes(stage, options_, schedule));
+    const uint64_t boundary =
+        static_cast<uint64_t>(BoundaryElements(model_.config, options_)) * wire_;
+    for (const Action& action : schedule.actions) {
+      for (const Transfer& transfer : action.transfers)
+        if (transfer.send) Add(kSend, transfer.gradient ? kBackward : kForward, boundary);
+    }
+    if (stage.tied_peer >= 0 && policy_.table_trained)
+      Add(kSend, kStep, OwnedBytes(0, blocks_) * wire_);
     return plan_;
   }
 
@@ -91,7 +109,10 @@ class RankPlanner {
   }
 
   void EmbeddingMemory() {
-    if (!policy_.table_trained || policy_.gradient_mode == GradientMode::kFullAccumulate) return;
+    if (!policy_.table_trained || !policy_.has_rows ||
+        policy_.gradient_mode == GradientMode::kFullAccumulate) {
+      return;
+    }
     if (policy_.sparse_rows) {
       plan_.gradients +=
           static_cast<uint64_t>(RowCapacity(model_, policy_, rank_) * model_.config.hidden * 4);
@@ -113,8 +134,8 @@ class RankPlanner {
         bytes = SaturatingProduct(bytes, static_cast<uint64_t>(policy_.rounds - 1));
     }
     RoundTraffic(rank_ < policy_.Contributors(policy_.rounds - 1));
+    if (policy_.uses_span_step) GatherTraffic();
     for (size_t u = 0; u < model_.units.size(); ++u) StepTraffic(u);
-    Add(kAllGather, kStep, static_cast<uint64_t>(StatsBytes(policy_.rounds)) * peers_);
   }
 
   void Add(int op, int phase, uint64_t bytes) {
@@ -122,22 +143,27 @@ class RankPlanner {
     if (__builtin_add_overflow(sum, bytes, &sum)) sum = std::numeric_limits<uint64_t>::max();
   }
 
-  void RoundTraffic(bool contributes) {
+  void GatherTraffic() {
     for (const UnitUse& use : policy_.uses) {
       if (!use.gather) continue;
       const uint64_t shard =
           static_cast<uint64_t>(policy_.layouts[static_cast<size_t>(use.unit)].shard);
       Add(kAllGather, use.backward ? kBackward : kForward, shard * peers_ * wire_);
     }
+  }
+
+  void RoundTraffic(bool contributes) {
+    if (!policy_.uses_span_step) GatherTraffic();
     if (policy_.gradient_mode == GradientMode::kFullAccumulate) return;
     for (size_t u = 0; u < model_.units.size() && contributes; ++u) {
       if (!policy_.trained[u]) continue;
       ElementRange range{0, model_.units[u].length};
       // Of the embedding, the head's part where tied; the rows are counted below.
       if (u == 0 && !policy_.tied) range.begin = blocks_.end;
+      if (u == 0 && !policy_.has_rows) range.end = blocks_.end;
       Add(kReduceScatter, kBackward, ReduceBytes(u, range));
     }
-    if (!policy_.table_trained) return;
+    if (!policy_.table_trained || !policy_.has_rows) return;
     if (policy_.sparse_rows) {
       const uint64_t row = 4 + static_cast<uint64_t>(model_.config.hidden) * wire_;
       Add(kAllGather, kBackward, static_cast<uint64_t>(policy_.row_slots) * row * peers_);
@@ -172,7 +198,7 @@ class RankPlanner {
   const ModelTable& model_;
   const ZeroPolicy& policy_;
   const ZeroOptions& options_;
-  const int rank_;
+  const int rank_, ranks_;
   uint64_t wire_ = 0, accumulate_ = 0, peers_ = 0;
   ElementRange blocks_;
   RankPlan plan_;
@@ -191,7 +217,12 @@ uint64_t RankPlan::StepBytes() const {
 }
 
 RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
-  return RankPlanner(model, policy, rank).Plan();
+  return RankPlanner(model, policy, rank, policy.options.world).Plan();
+}
+
+RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
+                  int data, int ranks) {
+  return RankPlanner(stage.model, policy, data, ranks).Plan(stage, schedule);
 }
 
 TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,

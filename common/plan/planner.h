@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/stage_model.h"
 #include "common/plan/zero_policy.h"
 #include "zeroshard/v1/jobs.pb.h"
 
@@ -29,6 +30,10 @@ struct RankPlan {
 };
 
 RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
+// Of the rank at `data` of its data line, in a job of `ranks` ranks: a rank of a pipeline. `policy`
+// is MakeStagePolicy's; `step` is what it sends on all its lines.
+RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
+                  int data, int ranks);
 
 // Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable.
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);

@@ -76,9 +76,10 @@ std::vector<UnitUse> ExecutionOrder(int units, bool tied, bool backward) {
   return uses;
 }
 
-// Fills gather and release: a unit is kept from one use to the next if what is used in between is
-// at most max_reuse_distance and all that is kept at once at most max_live. Where parameters are
-// offloaded max_live bounds all that is gathered, so room is left for what is used in between.
+}  // namespace
+
+// Where parameters are offloaded max_live bounds all that is gathered, so room is left for what is
+// used in between.
 void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
   const int n = static_cast<int>(uses->size());
   const int64_t room =
@@ -110,15 +111,14 @@ void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses) {
   }
 }
 
-}  // namespace
-
 ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
   ZeroPolicy p;
   p.options = options;
   p.tied = model.config.tied;
   p.rounds = CeilDiv(options.micro_batches, options.world);
   const bool one_round = p.rounds == 1;
-  if (options.stage >= 2 || (options.deterministic && !one_round)) {
+  const bool sharded = options.stage >= 2 && (one_round || !options.full_gradients);
+  if (sharded || (options.deterministic && !one_round)) {
     p.gradient_mode = GradientMode::kShard;
   } else {
     p.gradient_mode = one_round ? GradientMode::kFullWire : GradientMode::kFullAccumulate;
@@ -130,7 +130,8 @@ ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options) {
                          unit.length <= options.persistence_threshold);
     p.trained.push_back(unit.AnyTrainable());
   }
-  p.table_trained = model.units.front().parameters.front().trainable;
+  const std::vector<ParameterInfo>& embedding = model.units.front().parameters;
+  p.table_trained = !embedding.empty() && embedding.front().trainable;
   const int64_t tokens = options.micro_batch * model.config.sequence;
   p.row_slots = std::min(tokens, model.config.vocab);
   p.sparse_rows = p.gradient_mode != GradientMode::kFullAccumulate &&
@@ -166,6 +167,7 @@ int64_t ZeroPolicy::StateEnd(int unit, int rank) const {
 }
 
 ElementRange TokenTable(const ModelTable& model) {
+  if (model.units.front().parameters.empty()) return {};
   const ParameterInfo& table = model.units.front().parameters.front();
   return {table.offset, table.offset + table.size};
 }

@@ -36,6 +36,10 @@ struct ZeroOptions {
   int replicas = 1;                // stores that each gradient goes to
   // What gradients leave in where they are rounded on their way to the stores.
   int64_t push_buffers = 4, push_buffer_size = 100000000;
+  // Stages 2 and 3 with several rounds: a rank's micro-batches are added in full and reduced once,
+  // with the bits and the memory of stages 0 and 1, instead of each into its shard. Not heard where
+  // `deterministic` wants the order of the micro-batches.
+  bool full_gradients = false;
 };
 
 // How a job's master weights become parameters; with the unit and element where a run begins,
@@ -81,8 +85,11 @@ struct ZeroPolicy {
   // (true), or as a dense contribution that is reduced like any other (false). The same bits either
   // way: a fold starts at +0, so adding zeros changes nothing.
   bool sparse_rows = false;
-  int64_t row_slots = 0;  // min(micro_batch * T, V)
-  bool tied = false;
+  int64_t row_slots = 0;        // min(micro_batch * T, V)
+  bool tied = false;            // the head, which is here, uses the token table
+  bool has_rows = true;         // the embedding is here, and with it the rows of its gradient
+  bool copies_table = false;    // unit 0 is a copy of the token table, which counts elsewhere
+  bool uses_span_step = false;  // `uses` are of a whole step (common/plan/stage_model.h)
 
   // Ranks that have a micro-batch in this round: the first ones.
   int Contributors(int64_t round) const;
@@ -97,7 +104,12 @@ struct ZeroPolicy {
   int64_t StateEnd(int unit, int rank) const;
 };
 
+// Units may be empty where other ranks of a pipeline have them.
 ZeroPolicy MakeZeroPolicy(const ModelTable& model, const ZeroOptions& options);
+// Fills gather and release of `uses`, which are all at once: a unit is kept from one use to the
+// next where what is used in between is at most max_reuse_distance and all that is kept at once at
+// most max_live.
+void PlanGathers(const ZeroPolicy& policy, std::vector<UnitUse>* uses);
 
 // The most elements that are gathered for one forward or backward. Where parameters are offloaded,
 // stage3_max_live_parameters below it cannot be held.
@@ -108,7 +120,7 @@ struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
-ElementRange TokenTable(const ModelTable& model);
+ElementRange TokenTable(const ModelTable& model);  // empty: it is not here
 // The same rounded up to whole 64-element blocks: what is reduced where it travels densely.
 ElementRange TokenTableBlocks(const ModelTable& model);
 // The part of `range` that `rank` owns (empty: begin == end).

@@ -1,5 +1,8 @@
 #include "worker/comm/communicator.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace zeroshard {
 
 const char* NameOf(CollectiveOp op) {
@@ -36,6 +39,25 @@ std::vector<Event> Communicator::AllGatherTogether(const std::vector<GatherPart>
   for (const GatherPart& part : parts)
     events.push_back(AllGather(part.buffer, part.count, type, info, after));
   return events;
+}
+
+// Sender, then receiver, is one order of all messages of the ranks: the first that is not done is
+// the next one of both its ends, so that it can be.
+Event Communicator::Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                             const Event& after) {
+  const auto ends = [this](const Message& m) {
+    return m.send ? std::pair(rank(), m.peer) : std::pair(m.peer, rank());
+  };
+  std::stable_sort(messages.begin(), messages.end(),
+                   [&](const Message& a, const Message& b) { return ends(a) < ends(b); });
+  Event done = after;
+  for (const Message& m : messages) {
+    CollectiveInfo of = info;
+    of.phase = m.phase;
+    done = m.send ? Send(m.buffer, m.bytes, m.peer, of, after)
+                  : Recv(m.buffer, m.bytes, m.peer, of, after);
+  }
+  return done;  // operations end in order, and after an error all of them have one
 }
 
 }  // namespace zeroshard

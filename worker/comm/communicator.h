@@ -81,6 +81,15 @@ struct GatherPart {
   int64_t count = 0;
 };
 
+// One message of an exchange, under the phase that its traffic is counted in.
+struct Message {
+  bool send = false;
+  void* buffer = nullptr;  // not written to where `send`
+  int64_t bytes = 0;
+  int peer = 0;
+  Phase phase = Phase::kForward;
+};
+
 // Keeps memory registered for as long as it lives; movable. Goes before the memory and before the
 // communicator, and once no operation uses the memory any more.
 class Registration {
@@ -127,6 +136,12 @@ class Communicator {
                      const Event& after = {}) = 0;
   virtual Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
                      const Event& after = {}) = 0;
+  // Messages that belong together, done when all are: none waits for another, so that two ranks may
+  // send to each other. Messages of a pair and direction match in order; both ends have each in
+  // exchanges, or neither. Counted as sends. Unless a backend posts all before it waits, they
+  // follow each other in an order that is the same on all ranks.
+  virtual Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                         const Event& after = {});
   virtual Event Barrier(const CollectiveInfo& info) = 0;
 
   // AllGather of `bytes` a rank in host memory; waits. For what ranks tell each other.

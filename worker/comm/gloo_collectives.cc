@@ -275,6 +275,29 @@ absl::Status GlooCommunicator::RunRecv(void* buffer, int64_t bytes, int peer) {
   return status.ok() ? messages.AwaitAll() : status;
 }
 
+absl::Status GlooCommunicator::RunExchange(const std::vector<Message>& exchange) {
+  for (const Message& m : exchange) {
+    absl::Status status = CheckMessage(m.bytes, m.peer, rank_, size_);
+    if (!status.ok()) return status;
+  }
+  if (exchange.empty()) return absl::OkStatus();
+  Messages messages(*mesh_);
+  for (const bool send : {false, true}) {
+    for (const Message& m : exchange) {
+      if (m.send != send) continue;
+      uint64_t& number = send ? sent_to_[m.peer] : received_from_[m.peer];
+      const uint64_t slot = MakeSlot(2, number++, {m.bytes});
+      absl::Status status = send ? messages.Send(m.buffer, m.bytes, m.peer, slot)
+                                 : messages.Receive(m.buffer, m.bytes, m.peer, slot);
+      if (!status.ok()) return status;
+    }
+  }
+  if (absl::Status status = messages.AwaitAll(); !status.ok()) return status;
+  for (const Message& m : exchange)
+    if (m.send) Count(CollectiveOp::kSend, m.phase, m.bytes);
+  return absl::OkStatus();
+}
+
 absl::Status GlooCommunicator::RunBarrier() {
   const uint64_t slot = CollectiveSlot({kBarrierKind});
   if (size_ == 1) return absl::OkStatus();

@@ -78,6 +78,12 @@ Event GlooCommunicator::Recv(void* buffer, int64_t bytes, int peer, const Collec
   return Enqueue("recv", info, after, [=, this] { return RunRecv(buffer, bytes, peer); });
 }
 
+Event GlooCommunicator::Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                                 const Event& after) {
+  return Enqueue("exchange", info, after,
+                 [this, messages = std::move(messages)] { return RunExchange(messages); });
+}
+
 Event GlooCommunicator::Barrier(const CollectiveInfo& info) {
   return Enqueue("barrier", info, {}, [this] { return RunBarrier(); });
 }

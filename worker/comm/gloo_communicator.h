@@ -56,6 +56,8 @@ class GlooCommunicator : public Communicator {
              const Event& after) override;
   Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
              const Event& after) override;
+  Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                 const Event& after) override;
   Event Barrier(const CollectiveInfo& info) override;
   absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override;
   void Abort(const std::string& reason) override;
@@ -88,6 +90,7 @@ class GlooCommunicator : public Communicator {
   absl::Status RunBroadcast(void* buffer, int64_t bytes, int root, Phase phase);
   absl::Status RunSend(const void* buffer, int64_t bytes, int peer, Phase phase);
   absl::Status RunRecv(void* buffer, int64_t bytes, int peer);
+  absl::Status RunExchange(const std::vector<Message>& exchange);
   absl::Status RunBarrier();
 
   absl::Status Fold(const FoldExchange& exchange);

@@ -326,8 +326,10 @@ absl::Status Checkpointer::Complete(const std::vector<Report>& reports) {
   contents.loss_scale = next_.loss_scale;
   contents.samples = options_.samples;
   contents.unix_ms = absl::ToUnixMillis(started_);
-  contents.trained = std::any_of(ranges_.begin(), ranges_.end(),
-                                 [](const OwnedRange& range) { return range.trained; });
+  // Of the whole model, of which this rank may have a part.
+  ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(options_.spec.model()));
+  contents.trained = std::any_of(model.units.begin(), model.units.end(),
+                                 [](const UnitTable& unit) { return unit.AnyTrainable(); });
   contents.folder = CollectFolder(dir_, step_);
   for (const Report& report : reports) {
     SavedPart& part = contents.parts.emplace_back();

@@ -6,8 +6,10 @@ namespace zeroshard {
 
 StepTraffic StepMeter::Read() const {
   StepTraffic read;
-  for (const auto& op : traffic_.bytes) {
-    for (const auto& bytes : op) read.sent += bytes.load();
+  for (const TrafficCounters* traffic : traffic_) {
+    for (const auto& op : traffic->bytes) {
+      for (const auto& bytes : op) read.sent += bytes.load();
+    }
   }
   if (offload_ != nullptr) {
     read.pushed = offload_->pushed.load();

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "worker/comm/communicator.h"
 #include "worker/zero/state_store.h"
@@ -21,7 +23,10 @@ class StepMeter {
  public:
   // Both outlive this; `offload` may be null.
   StepMeter(const TrafficCounters* traffic, const OffloadCounters* offload)
-      : traffic_(*traffic), offload_(offload) {}
+      : StepMeter(std::vector<const TrafficCounters*>{traffic}, offload) {}
+  // The same of a rank with several communicators, each once.
+  StepMeter(std::vector<const TrafficCounters*> traffic, const OffloadCounters* offload)
+      : traffic_(std::move(traffic)), offload_(offload) {}
 
   // Right after the exchange that ends `step`: what came before it is done, as collectives run in
   // order and pushes are acknowledged, and nothing is on its way. A step is counted from mark to
@@ -35,7 +40,7 @@ class StepMeter {
  private:
   StepTraffic Read() const;
 
-  const TrafficCounters& traffic_;
+  const std::vector<const TrafficCounters*> traffic_;
   const OffloadCounters* const offload_;
   StepTraffic base_;
   bool plain_ = false;

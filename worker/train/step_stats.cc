@@ -10,11 +10,13 @@
 
 namespace zeroshard {
 
-StepExchange::StepExchange(int64_t micro_batches, int64_t micro_batch, Communicator* comm)
+StepExchange::StepExchange(int64_t micro_batches, int64_t micro_batch, const MeshShape& shape,
+                           Communicator* comm)
     : micro_batches_(micro_batches),
       micro_batch_(micro_batch),
+      shape_(shape),
       comm_(comm),
-      rounds_(CeilDiv(micro_batches, comm->size())),
+      rounds_(CeilDiv(micro_batches, shape.data)),
       entries_(static_cast<size_t>(StatsBytes(rounds_) * comm->size())),
       flags_(static_cast<size_t>(comm->size())) {}
 
@@ -31,25 +33,37 @@ RoundStats StepExchange::Round(int rank, int64_t round) const {
   return stats;
 }
 
+int StepExchange::LossRank(int64_t j) const {
+  return RankAt(shape_,
+                {.pipeline = shape_.pipeline - 1, .data = static_cast<int>(j % shape_.data)});
+}
+
+absl::Status StepExchange::CheckRound(uint64_t step, int rank) const {
+  const RankVerdict& v = Verdict(rank);
+  if (v.nonfinite_round == 0) return absl::OkStatus();
+  const int64_t round = v.nonfinite_round - 1;
+  const int64_t j = round * shape_.data + PositionOf(shape_, rank).data;
+  const double loss = Round(rank, round).loss;
+  absl::Status status = absl::InternalError(absl::StrFormat(
+      "step %d: %s on rank %d in micro-batch %d, samples %d to %d of the run's order, counted "
+      "from 0; nothing was updated. Look at these samples, lower the learning rate, or train in "
+      "fp32",
+      step,
+      std::isfinite(loss) ? std::string("non-finite gradient")
+                          : absl::StrFormat("non-finite loss (%g)", loss),
+      rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
+  SetBlamedRank(static_cast<uint32_t>(rank), &status);
+  MarkNonFinite(&status);
+  return status;
+}
+
 absl::Status StepExchange::CheckFinite(uint64_t step, int64_t first_sample,
                                        const std::vector<std::string>& unit_names) const {
-  for (int rank = 0; rank < comm_->size(); ++rank) {
-    const RankVerdict& v = Verdict(rank);
-    if (v.nonfinite_round == 0) continue;
-    const int64_t round = v.nonfinite_round - 1;
-    const int64_t j = round * comm_->size() + rank;
-    const double loss = Round(rank, round).loss;
-    absl::Status status = absl::InternalError(absl::StrFormat(
-        "step %d: %s on rank %d in micro-batch %d, samples %d to %d of the run's order, counted "
-        "from 0; nothing was updated. Look at these samples, lower the learning rate, or train in "
-        "fp32",
-        step,
-        std::isfinite(loss) ? std::string("non-finite gradient")
-                            : absl::StrFormat("non-finite loss (%g)", loss),
-        rank, j, v.nonfinite_sample, v.nonfinite_sample + static_cast<uint64_t>(micro_batch_) - 1));
-    SetBlamedRank(static_cast<uint32_t>(rank), &status);
-    MarkNonFinite(&status);
-    return status;
+  // Losses first, which are the last stage's.
+  const int of_a_stage = shape_.data * shape_.tensor;
+  for (int stage = shape_.pipeline - 1; stage >= 0; --stage) {
+    for (int i = 0; i < of_a_stage; ++i)
+      ZS_RETURN_IF_ERROR(CheckRound(step, stage * of_a_stage + i));
   }
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const RankVerdict& v = Verdict(rank);
@@ -90,7 +104,7 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   double loss = 0;
   NormAccumulator norm;
   for (int64_t j = 0; j < micro_batches_; ++j) {
-    const RoundStats r = Round(static_cast<int>(j % comm_->size()), j / comm_->size());
+    const RoundStats r = Round(LossRank(j), j / shape_.data);
     loss += r.loss;
     totals.tokens += r.tokens;
   }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/planner.h"
+#include "common/plan/rank_mesh.h"
 #include "worker/comm/communicator.h"
 #include "worker/ops/norm_accumulator.h"
 
@@ -57,8 +58,12 @@ struct StepScaling {
 
 class StepExchange {
  public:
-  // G micro-batches of `micro_batch` samples a step, over the ranks of `comm`.
-  StepExchange(int64_t micro_batches, int64_t micro_batch, Communicator* comm);
+  // G micro-batches of `micro_batch` samples a step, over the ranks of `comm`, which are the whole
+  // job: a mesh of `shape`. Micro-batch j is data index j mod D's; the last ranks of its pipeline
+  // lines have its loss and its tokens, the others neither. Every rank has its own part of the
+  // norm.
+  StepExchange(int64_t micro_batches, int64_t micro_batch, const MeshShape& shape,
+               Communicator* comm);
 
   // Collective. INTERNAL names step, rank and samples (or the unit) of a non-finite value, unless
   // `scaling` skips it; otherwise the collective's errors. `rounds`: this rank's, in order (fewer
@@ -76,11 +81,15 @@ class StepExchange {
  private:
   const RankVerdict& Verdict(int rank) const;
   RoundStats Round(int rank, int64_t round) const;
+  // The rank that has the loss of micro-batch j.
+  int LossRank(int64_t j) const;
+  absl::Status CheckRound(uint64_t step, int rank) const;
   absl::Status CheckFinite(uint64_t step, int64_t first_sample,
                            const std::vector<std::string>& unit_names) const;
 
   const int64_t micro_batches_;
   const int64_t micro_batch_;
+  const MeshShape shape_;
   Communicator* comm_;
   const int64_t rounds_;
   std::vector<char> entries_;  // StatsBytes(rounds_) a rank

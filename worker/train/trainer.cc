@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -22,6 +23,8 @@
 #include "worker/train/evaluator.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/phase_clock.h"
+#include "worker/train/pipeline_rank.h"
+#include "worker/train/pipeline_runner.h"
 #include "worker/train/restore.h"
 #include "worker/train/samples.h"
 #include "worker/train/save_loop.h"
@@ -38,19 +41,33 @@ uint64_t NanosecondsSince(SteadyTime start) {
           .count());
 }
 
-// The engine's waits are the clock's for as long as this lives.
+// The waits of engine and pipeline (may be null) are the clock's for as long as this lives.
 class ObservedWaits {
  public:
-  ObservedWaits(ZeroEngine* engine, WaitObserver* observer) : engine_(engine) {
-    engine->SetWaitObserver(observer);
+  ObservedWaits(ZeroEngine* engine, PipelineRunner* pipeline, WaitObserver* observer)
+      : engine_(engine), pipeline_(pipeline) {
+    Set(observer);
   }
-  ~ObservedWaits() { engine_->SetWaitObserver(nullptr); }
+  ~ObservedWaits() { Set(nullptr); }
   ObservedWaits(const ObservedWaits&) = delete;
   ObservedWaits& operator=(const ObservedWaits&) = delete;
 
  private:
+  void Set(WaitObserver* observer) {
+    engine_->SetWaitObserver(observer);
+    if (pipeline_ != nullptr) pipeline_->SetWaitObserver(observer);
+  }
   ZeroEngine* const engine_;
+  PipelineRunner* const pipeline_;
 };
+
+// Of everything that a rank sends on, each once.
+std::vector<const TrafficCounters*> CountersOf(const TrainerOptions& options) {
+  std::vector<const TrafficCounters*> counters = {&options.comm->traffic()};
+  for (const Communicator* line : {options.mesh.pipeline, options.mesh.job})
+    if (line != nullptr && line != options.comm) counters.push_back(&line->traffic());
+  return counters;
+}
 
 // Whether the checkpoint is one of those in `dir`.
 bool IsIn(const std::string& checkpoint, const std::string& dir) {
@@ -64,8 +81,9 @@ class TrainerImpl : public Trainer {
  public:
   explicit TrainerImpl(const TrainerOptions& options)
       : options_(options),
+        job_(options.mesh.job != nullptr ? options.mesh.job : options.comm),
         order_(options.data->sample_count(), options.spec.seed()),
-        meter_(&options.comm->traffic(),
+        meter_(CountersOf(options),
                options.store == nullptr ? nullptr : &options.store->counters()) {
     if (options_.files == nullptr) options_.files = &FileSystem::Real();
   }
@@ -79,21 +97,20 @@ class TrainerImpl : public Trainer {
     }
     ZS_RETURN_IF_ERROR(CheckStore());
     ZS_RETURN_IF_ERROR(CheckSaves());
-    ZS_ASSIGN_OR_RETURN(ModelTable table, MakeModelTable(spec.model()));
-    model_ = MakeModel(std::move(table), spec.activation_checkpointing());
-    policy_ = MakeZeroPolicy(model_.table, MakeZeroOptions(spec, options_.comm->size()));
-    for (const UnitTable& unit : model_.table.units) unit_names_.push_back(unit.name);
-    ZS_ASSIGN_OR_RETURN(const InitialState initial, InitialState::Open(options_, model_.table));
+    ZS_ASSIGN_OR_RETURN(whole_, MakeModelTable(spec.model()));
+    ZS_RETURN_IF_ERROR(MakeUnits());
+    for (const UnitTable& unit : whole_.units) unit_names_.push_back(unit.name);
+    TrainerOptions together = options_;  // all ranks open and load together
+    together.comm = job_;
+    ZS_ASSIGN_OR_RETURN(const InitialState initial, InitialState::Open(together, whole_));
     position_ = initial.position();
     loss_scale_ = initial.loss_scale();
-    ZS_RETURN_IF_ERROR(Fill(initial));
-    ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
-                                                     options_.device, options_.ops));
-    ZS_ASSIGN_OR_RETURN(
-        buffers_, BatchBuffers::Create(policy_.options.micro_batch, model_.table.config.sequence,
-                                       options_.device));
+    ZS_RETURN_IF_ERROR(Fill(initial, together));
+    ZS_RETURN_IF_ERROR(MakeRunner());
+    const MeshShape shape =
+        pipeline_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
-                                               policy_.options.micro_batch, options_.comm);
+                                               policy_.options.micro_batch, shape, job_);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
     ZS_RETURN_IF_ERROR(MakeSampleWriter());
     return MakeSaves(initial);
@@ -109,20 +126,91 @@ class TrainerImpl : public Trainer {
 
   absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
+    if (OnlyElsewhere(name)) return absl::OkStatus();
     return engine_->SetTensor(name, values);
   }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
+    const std::optional<int> unit = UnitOf(whole_, name);
+    Communicator* const line = options_.mesh.pipeline;
+    if (!pipeline_.has_value() || line == nullptr || !unit.has_value())
+      return engine_->GatherTensor(name);
+    const PipelineStages& stages = pipeline_->stage.stages;
+    const int home = stages.RankOf(stages.StageOf(*unit));
+    const int64_t size = whole_.units[static_cast<size_t>(*unit)].Find(name)->size;
+    std::vector<float> all(static_cast<size_t>(size * line->size()));
+    if (home == line->rank()) {
+      ZS_ASSIGN_OR_RETURN(const std::vector<float> values, engine_->GatherTensor(name));
+      std::copy(values.begin(), values.end(), all.begin() + home * size);
+    }
+    ZS_RETURN_IF_ERROR(line->AllGatherHost(all.data(), size * static_cast<int64_t>(sizeof(float)),
+                                           {.unit = name, .step = step_}));
+    return std::vector<float>(all.begin() + home * size, all.begin() + (home + 1) * size);
+  }
+  absl::StatusOr<std::vector<float>> StageTensor(const std::string& name) override {
     return engine_->GatherTensor(name);
   }
   const TrainCounters& counters() const override { return counters_; }
   StepTraffic last_step() const override { return meter_.last(); }
 
  private:
-  bool IsRankZero() const { return options_.comm->rank() == 0; }
+  bool IsRankZero() const { return job_->rank() == 0; }
+  // Whether this rank has the losses.
+  bool HasHead() const { return !pipeline_.has_value() || pipeline_->stage.HasHead(); }
+
+  static std::optional<int> UnitOf(const ModelTable& model, const std::string& name) {
+    for (size_t u = 0; u < model.units.size(); ++u) {
+      for (const ParameterInfo& info : model.units[u].parameters)
+        if (info.name == name) return static_cast<int>(u);
+    }
+    return std::nullopt;
+  }
+  // A tensor of the model that this rank's stages do not have.
+  bool OnlyElsewhere(const std::string& name) const {
+    return !UnitOf(model_.table, name).has_value() && UnitOf(whole_, name).has_value();
+  }
+
+  // What this rank computes, and what its engine will do.
+  absl::Status MakeUnits() {
+    const v1::JobSpec& spec = options_.spec;
+    if (!IsPipelined(options_.mesh)) {
+      model_ = MakeModel(whole_, spec.activation_checkpointing());
+      policy_ = MakeZeroPolicy(model_.table, MakeZeroOptions(spec, options_.comm->size()));
+      return absl::OkStatus();
+    }
+    ZS_ASSIGN_OR_RETURN(pipeline_, MakePipelineRank(options_, whole_));
+    model_ = MakeStageUnits(pipeline_->stage, spec.activation_checkpointing());
+    policy_ = pipeline_->policy;
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeRunner() {
+    if (pipeline_.has_value()) {
+      const PipelineParts parts{.stage = &pipeline_->stage,
+                                .schedule = &pipeline_->schedule,
+                                .policy = &policy_,
+                                .units = &model_,
+                                .engine = engine_.get(),
+                                .device = options_.device,
+                                .ops = options_.ops,
+                                .line = options_.mesh.pipeline};
+      ZS_ASSIGN_OR_RETURN(pipeline_runner_, PipelineRunner::Create(parts));
+    } else {
+      ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
+                                                       options_.device, options_.ops));
+    }
+    const int64_t open = pipeline_.has_value() ? OpenMicroBatches(pipeline_->schedule) : 1;
+    for (int64_t i = 0; i < open; ++i) {
+      ZS_ASSIGN_OR_RETURN(std::unique_ptr<BatchBuffers> buffers,
+                          BatchBuffers::Create(policy_.options.micro_batch,
+                                               model_.table.config.sequence, options_.device));
+      buffers_.push_back(std::move(buffers));
+    }
+    return absl::OkStatus();
+  }
 
   absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
     PhaseClock clock(&counters_, options_.device);
-    const ObservedWaits observed(engine_.get(), &clock);
+    const ObservedWaits observed(engine_.get(), pipeline_runner_.get(), &clock);
     return Steps(observer, stop, &clock);
   }
 
@@ -204,12 +292,18 @@ class TrainerImpl : public Trainer {
                      status.message()));
   }
 
-  absl::Status Fill(const InitialState& initial) {
+  absl::Status Fill(const InitialState& initial, const TrainerOptions& together) {
+    const EngineLinks links{
+        .job = job_,
+        .pipeline = options_.mesh.pipeline,
+        .tied_peer = pipeline_.has_value() ? pipeline_->stage.tied_peer : -1,
+    };
     return initial.Fill(
-        options_, model_.table,
-        [this](const ParameterSource* weights, const std::atomic<bool>* stop) {
+        together, whole_,
+        [&](const ParameterSource* weights, const std::atomic<bool>* stop) {
           return ZeroEngine::Create(&model_.table, &policy_, options_.spec.seed(), options_.device,
-                                    options_.ops, options_.comm, stop, weights, options_.store);
+                                    options_.ops, options_.comm, stop, weights, options_.store,
+                                    &links);
         },
         &engine_);
   }
@@ -247,7 +341,7 @@ class TrainerImpl : public Trainer {
     checkpointer.model = &model_.table;
     checkpointer.engine = engine_.get();
     checkpointer.device = options_.device;
-    checkpointer.comm = options_.comm;
+    checkpointer.comm = job_;
     checkpointer.files = options_.files;
     // What checkpoint.dir holds already needs no saving.
     const bool there = IsIn(initial.resumed_from(), options_.spec.checkpoint().dir());
@@ -275,9 +369,9 @@ class TrainerImpl : public Trainer {
     return step == options_.spec.steps() || (interval > 0 && step % interval == 0);
   }
 
-  absl::StatusOr<LoadedBatch> Load(uint64_t step, int64_t j) {
+  absl::StatusOr<LoadedBatch> Load(BatchBuffers* buffers, uint64_t step, int64_t j) {
     const int64_t first = Position(step, j);
-    ZS_ASSIGN_OR_RETURN(LoadedBatch batch, buffers_->Load(*options_.data, [&](int64_t i) {
+    ZS_ASSIGN_OR_RETURN(LoadedBatch batch, buffers->Load(*options_.data, [&](int64_t i) {
       return order_.At(first + i);
     }));
     ZS_RETURN_IF_ERROR(options_.data->status());
@@ -286,6 +380,36 @@ class TrainerImpl : public Trainer {
   }
 
   absl::Status Stopped() const { return absl::CancelledError("stopped"); }
+
+  struct RoundBatch {
+    LoadedBatch loaded;
+    bool active = true;
+  };
+  // In a ragged last round a rank without a micro-batch repeats its calls on an earlier one's
+  // tokens (zeros at first): the others wait for it in the collectives, and nobody uses what it
+  // computes.
+  absl::StatusOr<RoundBatch> LoadRound(uint64_t step, int64_t round, float gradient_scale) {
+    BatchBuffers& buffers = *buffers_[static_cast<size_t>(round) % buffers_.size()];
+    const int64_t j = round * options_.comm->size() + options_.comm->rank();
+    RoundBatch batch{.loaded = {.mb = buffers.last()}, .active = j < policy_.options.micro_batches};
+    if (batch.active) {
+      ZS_ASSIGN_OR_RETURN(batch.loaded, Load(&buffers, step, j));
+    }
+    MicroBatch& mb = batch.loaded.mb;
+    mb.seed = options_.spec.seed();
+    mb.step = step;
+    mb.dropout = true;
+    mb.gradient_scale = gradient_scale;
+    return batch;
+  }
+
+  // Tokens count where their loss is.
+  void CountRound(const RoundBatch& batch, std::vector<RoundStats>* rounds) {
+    if (!batch.active) return;
+    const int64_t tokens = HasHead() ? batch.loaded.tokens : 0;
+    rounds->push_back({.tokens = tokens});
+    counters_.tokens += static_cast<uint64_t>(tokens);
+  }
 
   absl::StatusOr<StepTotals> Step(uint64_t step, TrainObserver* observer,
                                   const std::atomic<bool>& stop, PhaseClock* clock) {
@@ -298,27 +422,21 @@ class TrainerImpl : public Trainer {
     const StepScaling scaling{.gradient = GradientScale(options_.spec, loss_scale_),
                               .skips_overflow = !OverflowFails(options_.spec, loss_scale_)};
     engine_->BeginStep(step);
-    for (int64_t round = 0; round < policy_.rounds; ++round) {
+    if (pipeline_runner_ != nullptr) {
+      const auto load = [&](int64_t round) -> absl::StatusOr<MicroBatch> {
+        ZS_ASSIGN_OR_RETURN(const RoundBatch batch, LoadRound(step, round, scaling.gradient));
+        CountRound(batch, &rounds);
+        return batch.loaded.mb;
+      };
+      ZS_RETURN_IF_ERROR(pipeline_runner_->Step(step, load, progress, stop));
+    }
+    for (int64_t round = 0; round < policy_.rounds && runner_ != nullptr; ++round) {
       if (stop) return Stopped();
       progress(StepPhase::kData, "");
       engine_->BeginRound(round);
-      const int64_t j = round * options_.comm->size() + options_.comm->rank();
-      // In a ragged last round a rank without a micro-batch repeats its calls on the last one's
-      // tokens (zeros at first): the others wait for it in the collectives, and nobody uses what it
-      // computes.
-      const bool active = j < policy_.options.micro_batches;
-      LoadedBatch batch{.mb = buffers_->last()};
-      if (active) {
-        ZS_ASSIGN_OR_RETURN(batch, Load(step, j));
-      }
-      batch.mb.seed = options_.spec.seed();
-      batch.mb.step = step;
-      batch.mb.dropout = true;
-      batch.mb.gradient_scale = scaling.gradient;
-      ZS_RETURN_IF_ERROR(runner_->ForwardBackward(batch.mb, round, progress));
-      if (!active) continue;
-      rounds.push_back({.tokens = batch.tokens});
-      counters_.tokens += static_cast<uint64_t>(batch.tokens);
+      ZS_ASSIGN_OR_RETURN(const RoundBatch batch, LoadRound(step, round, scaling.gradient));
+      ZS_RETURN_IF_ERROR(runner_->ForwardBackward(batch.loaded.mb, round, progress));
+      CountRound(batch, &rounds);
     }
     ZS_RETURN_IF_ERROR(ReadLosses(step, &rounds, &verdict));
     progress(StepPhase::kCommunication, "");
@@ -351,8 +469,10 @@ class TrainerImpl : public Trainer {
   // The losses of this rank's micro-batches, and the first that is not finite.
   absl::Status ReadLosses(uint64_t step, std::vector<RoundStats>* rounds, RankVerdict* verdict) {
     ZS_ASSIGN_OR_RETURN(const absl::Span<const MicroBatchSums> sums,
-                        runner_->Sums(static_cast<int64_t>(rounds->size())));
-    for (size_t round = 0; round < sums.size(); ++round) {
+                        pipeline_runner_ != nullptr
+                            ? pipeline_runner_->Sums()
+                            : runner_->Sums(static_cast<int64_t>(rounds->size())));
+    for (size_t round = 0; round < rounds->size(); ++round) {
       (*rounds)[round].loss = sums[round].loss;
       const bool finite = std::isfinite(sums[round].loss) && sums[round].inputs.nonfinite == 0;
       if (finite || verdict->nonfinite_round != 0) continue;
@@ -533,7 +653,10 @@ class TrainerImpl : public Trainer {
   }
 
   TrainerOptions options_;
-  Model model_;
+  Communicator* const job_;               // of all ranks
+  ModelTable whole_;                      // the model, of which
+  std::optional<PipelineRank> pipeline_;  // this rank has a part
+  Model model_;                           // what it has
   ZeroPolicy policy_;
   SampleOrder order_;
   StepMeter meter_;
@@ -543,9 +666,10 @@ class TrainerImpl : public Trainer {
   uint64_t step_ = 0;         // the one being trained
   std::vector<std::string> unit_names_;
   std::unique_ptr<ZeroEngine> engine_;
-  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<ModelRunner> runner_;  // or
+  std::unique_ptr<PipelineRunner> pipeline_runner_;
   std::unique_ptr<StepExchange> exchange_;
-  std::unique_ptr<BatchBuffers> buffers_;
+  std::vector<std::unique_ptr<BatchBuffers>> buffers_;  // of the micro-batches open at once
   std::unique_ptr<Evaluator> evaluator_;
   std::unique_ptr<SampleWriter> samples_;
   std::unique_ptr<SaveLoop> saves_;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/file_system.h"
+#include "common/plan/rank_mesh.h"
 #include "common/tokenizer/tokenizer.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/dataset.h"
@@ -71,6 +72,17 @@ struct TrainCounters {
   std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
 };
 
+// A job's ranks as a mesh (common/plan/rank_mesh.h). Ranks of one pipeline position are the data
+// group, which TrainerOptions::comm connects; without a pipeline that is all ranks, and nothing
+// here is set.
+struct TrainerMesh {
+  MeshShape shape;
+  int virtual_stages = 1;            // of each rank
+  Communicator* pipeline = nullptr;  // this rank's line; null where it has one rank
+  Communicator* job = nullptr;       // of all ranks, by RankAt; null where the data line is all
+  bool full_gradients = false;       // ZeroOptions::full_gradients
+};
+
 struct TrainerOptions {
   v1::JobSpec spec;  // validated and normalised (common/spec)
   uint64_t first_step = 1;
@@ -91,7 +103,8 @@ struct TrainerOptions {
   std::string job, run_id;   // written into checkpoints
   Device* device = nullptr;  // these three outlive the trainer
   Ops* ops = nullptr;
-  Communicator* comm = nullptr;  // rank and world size come from here
+  Communicator* comm = nullptr;  // rank and world size come from here: the data line's
+  TrainerMesh mesh;              // its communicators outlive the trainer too
   const TokenDataset* data = nullptr;
   const TokenDataset* eval_data = nullptr;  // where spec.eval names any
   const Tokenizer* tokenizer = nullptr;     // where spec.sample has prompts
@@ -126,6 +139,11 @@ class Trainer {
   virtual absl::Status SetTensor(const std::string& name, absl::Span<const float> values) = 0;
   // One tensor's fp32 values, on every rank together (tests, later export). NOT_FOUND lists names.
   virtual absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) = 0;
+  // The same as the ranks of this pipeline position hold it, on all of these together. NOT_FOUND
+  // where they do not.
+  virtual absl::StatusOr<std::vector<float>> StageTensor(const std::string& name) {
+    return GatherTensor(name);
+  }
 
   virtual const TrainCounters& counters() const = 0;
   // Of a trainer that counts it; thread-safe.

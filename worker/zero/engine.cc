@@ -15,7 +15,7 @@
 
 namespace zeroshard {
 ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
-                       StateStore* store)
+                       StateStore* store, const EngineLinks* links)
     : policy_(*policy),
       device_(device),
       compute_(device->compute()),
@@ -23,6 +23,7 @@ ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Commu
       ops_(ops),
       comm_(comm),
       store_(store),
+      all_(links != nullptr && links->job != nullptr ? links->job : comm),
       uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
@@ -34,12 +35,13 @@ ZeroEngine::~ZeroEngine() {
   reducer_.reset();
   pusher_.reset();
   rows_.reset();
+  tied_table_.reset();
 }
 
 absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
     Communicator* comm, const std::atomic<bool>* stop, const ParameterSource* weights,
-    StateStore* store) {
+    StateStore* store, const EngineLinks* links) {
   if (policy->options.offload_optimizer != (store != nullptr) ||
       (store != nullptr && policy->options.stage == 0)) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -48,7 +50,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
         policy->options.offload_optimizer ? "on" : "off", policy->options.stage,
         store != nullptr ? "a" : "no"));
   }
-  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store));
+  std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store, links));
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
   ZS_ASSIGN_OR_RETURN(engine->squares_, GradientSquares::Create(units->size(), device, ops));
@@ -64,17 +66,34 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     const FreshWeights fresh(seed);
     ZS_RETURN_IF_ERROR(FillParameters(weights == nullptr ? fresh : *weights, units, device, stop));
   }
-  ZS_ASSIGN_OR_RETURN(engine->rows_, TokenRows::Create(model, policy, &engine->units_.front(),
-                                                       engine->reducer_.get(), comm, device, ops));
-  if (model->config.tied) {
-    engine->head_matrix_offset_ = model->units.front().parameters.front().offset;
-  } else {
-    engine->head_matrix_unit_ = static_cast<int>(model->units.size()) - 1;
-    const ParameterInfo* matrix = model->units.back().Find("lm_head.weight");
-    if (matrix == nullptr) return absl::InternalError("an untied head has no lm_head.weight");
-    engine->head_matrix_offset_ = matrix->offset;
+  if (policy->has_rows) {
+    ZS_ASSIGN_OR_RETURN(engine->rows_,
+                        TokenRows::Create(model, policy, &engine->units_.front(),
+                                          engine->reducer_.get(), comm, device, ops));
   }
+  if (links != nullptr && links->tied_peer >= 0 && policy->table_trained) {
+    ZS_ASSIGN_OR_RETURN(
+        engine->tied_table_,
+        TiedTable::Create(policy, &engine->units_.front(),
+                          Owned(policy->layouts.front(), comm->rank(), TokenTableBlocks(*model)),
+                          links->pipeline, links->tied_peer, device, ops));
+  }
+  ZS_RETURN_IF_ERROR(engine->LocateHead(*model));
   return engine;
+}
+
+absl::Status ZeroEngine::LocateHead(const ModelTable& model) {
+  const UnitTable& head = model.units.back();
+  if (head.parameters.empty()) return absl::OkStatus();  // another stage's
+  if (model.config.tied) {
+    head_matrix_offset_ = model.units.front().parameters.front().offset;
+    return absl::OkStatus();
+  }
+  head_matrix_unit_ = static_cast<int>(model.units.size()) - 1;
+  const ParameterInfo* matrix = head.Find("lm_head.weight");
+  if (matrix == nullptr) return absl::InternalError("an untied head has no lm_head.weight");
+  head_matrix_offset_ = matrix->offset;
+  return absl::OkStatus();
 }
 
 absl::Status ZeroEngine::RegisterBuffers() {
@@ -104,29 +123,32 @@ void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
   waits_ = observer;
   gather_->SetWaitObserver(observer);
   reducer_->SetWaitObserver(observer);
-  rows_->SetWaitObserver(observer);
+  if (rows_ != nullptr) rows_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
   step_ = step;
   squares_->Begin();
   if (pusher_ != nullptr) pusher_->BeginStep(step);
-  rows_->BeginStep();
+  if (rows_ != nullptr) rows_->BeginStep();
+  if (policy_.uses_span_step) BeginUses(&policy_.uses);
+}
+
+void ZeroEngine::BeginUses(const std::vector<UnitUse>* uses) {
+  next_use_ = 0;
+  uses_ = uses;
+  gather_->BeginPass(uses_);
 }
 
 void ZeroEngine::BeginRound(int64_t round) {
   round_ = round;
-  next_use_ = 0;
-  uses_ = &policy_.uses;
-  gather_->BeginPass(uses_);
+  if (!policy_.uses_span_step) BeginUses(&policy_.uses);
   reducer_->BeginRound(step_, round, policy_.Contributors(round));
 }
 
 void ZeroEngine::BeginEvaluation(uint64_t step) {
   step_ = step;
-  next_use_ = 0;
-  uses_ = &policy_.eval_uses;
-  gather_->BeginPass(uses_);
+  BeginUses(&policy_.eval_uses);
 }
 
 absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
@@ -180,7 +202,8 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
   {
     Waiting waiting(waits_, WaitKind::kRanks);
     ZS_RETURN_IF_ERROR(reducer_->FinishRounds());
-    ZS_RETURN_IF_ERROR(rows_->Join());
+    if (rows_ != nullptr) ZS_RETURN_IF_ERROR(rows_->Join());
+    if (tied_table_ != nullptr) ZS_RETURN_IF_ERROR(tied_table_->Join(step_));
   }
   if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
     const UnitState& embedding = units_.front();
@@ -209,6 +232,7 @@ Event ZeroEngine::ReadSquares() {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     const UnitState& unit = units_[static_cast<size_t>(u)];
     if (!unit.trained || unit.owned() == 0 || !policy_.KeepsGradient(u)) continue;
+    if (u == 0 && policy_.copies_table) continue;
     squares_->Add(u, unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type);
   }
   const Event read = squares_->Read();
@@ -329,6 +353,7 @@ std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
   std::vector<OwnedRange> ranges;
   if (store_ != nullptr) return ranges;
   for (size_t u = 0; u < units_.size(); ++u) {
+    if (u == 0 && policy_.copies_table) continue;
     ranges.push_back({.unit = static_cast<int>(u),
                       .begin = units_[u].own_begin,
                       .end = units_[u].own_end,
@@ -362,11 +387,10 @@ absl::StatusOr<WeightDigest> ZeroEngine::OwnDigest(StateKind kind, bool as_fille
 absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
     const std::vector<WeightDigest>& own) {
   const size_t n = own.size();
-  std::vector<WeightDigest> all(static_cast<size_t>(comm_->size()) * n);
-  std::copy(own.begin(), own.end(), all.begin() + comm_->rank() * static_cast<int64_t>(n));
-  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(all.data(),
-                                          static_cast<int64_t>(n * sizeof(WeightDigest)),
-                                          {.unit = "weights digest", .step = step_}));
+  std::vector<WeightDigest> all(static_cast<size_t>(all_->size()) * n);
+  std::copy(own.begin(), own.end(), all.begin() + all_->rank() * static_cast<int64_t>(n));
+  ZS_RETURN_IF_ERROR(all_->AllGatherHost(all.data(), static_cast<int64_t>(n * sizeof(WeightDigest)),
+                                         {.unit = "weights digest", .step = step_}));
   std::vector<WeightDigest> total(n);
   for (size_t i = 0; i < all.size(); ++i) total[i % n].Combine(all[i]);
   return total;

@@ -29,6 +29,7 @@
 #include "worker/zero/reduce.h"
 #include "worker/zero/squares.h"
 #include "worker/zero/state_store.h"
+#include "worker/zero/tied_table.h"
 #include "worker/zero/token_rows.h"
 #include "worker/zero/unit_state.h"
 #include "worker/zero/waiting.h"
@@ -49,6 +50,13 @@ struct OwnedRange {
   int64_t size() const { return end - begin; }
 };
 
+// What a rank of a pipeline has beside its data line, whose ranks share the engine's state.
+struct EngineLinks {
+  Communicator* job = nullptr;       // of all ranks: digests are of the whole model
+  Communicator* pipeline = nullptr;  // this rank's line
+  int tied_peer = -1;                // in that line, who has the token table too; -1: nobody
+};
+
 class ZeroEngine {
  public:
   // The pointers outlive the engine. RESOURCE_EXHAUSTED names the bytes. Parameters come from
@@ -60,7 +68,8 @@ class ZeroEngine {
   static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
       const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
       Communicator* comm, const std::atomic<bool>* stop = nullptr,
-      const ParameterSource* weights = nullptr, StateStore* store = nullptr);
+      const ParameterSource* weights = nullptr, StateStore* store = nullptr,
+      const EngineLinks* links = nullptr);
   ~ZeroEngine();
 
   // exp_avg or exp_avg_sq of what is trainable; before the first step. The source's errors, or
@@ -69,6 +78,7 @@ class ZeroEngine {
                            const std::atomic<bool>* stop = nullptr);
 
   void BeginStep(uint64_t step);
+  // Where the policy's uses span the step, before each forward and backward: of which micro-batch.
   void BeginRound(int64_t round);
   // A micro-batch of which only the loss is wanted: BeforeForward and AfterForward of every unit in
   // order, the head's included. Between steps.
@@ -102,8 +112,8 @@ class ZeroEngine {
   absl::Status Drain();
 
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
-  // size and stage. Counted as traffic of the step phase. Empty in an offloaded job: the stores
-  // have the weights.
+  // size, stage and pipeline. Counted as traffic of the step phase. Empty in an offloaded job: the
+  // stores have the weights.
   absl::StatusOr<std::string> WeightsDigest();
   // Of all the state that was loaded, by StateKind, all ranks together: as the checkpoint's
   // manifest has them. Frozen 16-bit parameters count as they were before they were rounded.
@@ -129,12 +139,14 @@ class ZeroEngine {
 
  private:
   ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
-             StateStore* store);
+             StateStore* store, const EngineLinks* links);
+  absl::Status LocateHead(const ModelTable& model);
   // What takes part in collectives from the beginning to the end: whole parameters and gradients.
   absl::Status RegisterBuffers();
   // This rank's part of a digest.
   absl::StatusOr<WeightDigest> OwnDigest(StateKind kind, bool as_filled) const;
   absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
+  void BeginUses(const std::vector<UnitUse>* uses);
   // Takes the next use of the schedule; INTERNAL if it is another unit's.
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
   void EndUses();
@@ -164,12 +176,14 @@ class ZeroEngine {
   Ops* ops_;
   Communicator* comm_;
   StateStore* store_;
+  Communicator* const all_;  // the job's
   std::vector<UnitState> units_;
   std::vector<Registration> registered_;    // of their memory
   std::unique_ptr<GradientPusher> pusher_;  // with a store
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<ParameterGather> gather_;
-  std::unique_ptr<TokenRows> rows_;
+  std::unique_ptr<TokenRows> rows_;  // where the embedding is
+  std::unique_ptr<TiedTable> tied_table_;
   int head_matrix_unit_ = 0;
   int64_t head_matrix_offset_ = 0;
   uint64_t step_ = 0;

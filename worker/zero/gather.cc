@@ -105,7 +105,9 @@ absl::Status ParameterGather::Issue(int use, uint64_t step) {
 
 absl::Status ParameterGather::Prefetch(int use, uint64_t step) {
   int64_t ahead = 0;
-  for (size_t next = static_cast<size_t>(use) + 1; next < (*uses_).size(); ++next) {
+  // A list of a whole step is long, and what it has behind a micro-batch is not needed soon.
+  const size_t most = static_cast<size_t>(use) + 2 * units_.size() + 2;
+  for (size_t next = static_cast<size_t>(use) + 1; next < std::min(uses_->size(), most); ++next) {
     const size_t unit = static_cast<size_t>((*uses_)[next].unit);
     if (renewals_[unit].due) ZS_RETURN_IF_ERROR(GatherWhole(unit));
     if (!(*uses_)[next].gather) continue;

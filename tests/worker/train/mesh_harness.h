@@ -1,0 +1,218 @@
+// Ranks of a mesh as threads of one process, each with a communicator for every line: trains a job
+// and returns what a test compares.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/train/cluster_harness.h"
+#include "worker/comm/line_communicator.h"
+
+namespace zeroshard {
+
+struct MeshRun {
+  MeshShape shape;
+  int virtual_stages = 1;
+  bool full_gradients = false;
+  std::vector<std::string> tensors = {};
+  uint64_t first_step = 1;
+  std::string resume_from = "";
+  // Called on the rank's thread before training, and after each step.
+  std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
+  std::function<void(int rank, uint64_t step, Trainer* trainer)> on_step = nullptr;
+  // Where it returns true the rank is gone: its communicators are aborted and it trains no further.
+  std::function<bool(int rank, uint64_t step, StepPhase phase, const std::string& unit)> dies =
+      nullptr;
+};
+
+// A rank's communicators. The data line's is there always.
+struct MeshLinks {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Communicator> data, pipeline, job;
+  void Abort(const std::string& reason) {
+    for (Communicator* line : {data.get(), pipeline.get(), job.get()})
+      if (line != nullptr) line->Abort(reason);
+  }
+  TrafficTable Traffic() const {
+    TrafficTable sum{};
+    for (const Communicator* line : {data.get(), pipeline.get(), job.get()}) {
+      if (line == nullptr) continue;
+      const TrafficTable table = TrafficOf(*line);
+      for (size_t op = 0; op < table.size(); ++op)
+        for (size_t phase = 0; phase < table[op].size(); ++phase)
+          sum[op][phase] += table[op][phase];
+    }
+    return sum;
+  }
+};
+
+struct MeshConnections {
+  explicit MeshConnections(const MeshShape& of)
+      : shape(of), links(static_cast<size_t>(of.Ranks())) {}
+  const MeshShape shape;
+  MemoryRendezvous rendezvous;
+  std::vector<MeshLinks> links;
+
+  absl::Status Connect(int rank) {
+    MeshLinks& own = links[static_cast<size_t>(rank)];
+    if (own.device != nullptr) return absl::OkStatus();
+    own.device = MakeCpuDevice();
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = shape.Ranks();
+    options.host = "127.0.0.1";
+    options.operation_timeout = absl::Seconds(60);
+    const CommunicatorMaker make = [](const CommunicatorOptions& of, Rendezvous* at,
+                                      Device* device) {
+      return MakeGlooCommunicator(of, at, device);
+    };
+    const MeshPosition at = PositionOf(shape, rank);
+    const auto line = [&](const char* name, MeshDimension dimension,
+                          int number) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+      return MakeLineCommunicator({name, number, LineOf(shape, dimension, rank)}, options,
+                                  &rendezvous, own.device.get(), make);
+    };
+    auto data = line("data", MeshDimension::kData, at.pipeline);
+    if (!data.ok()) return data.status();
+    own.data = *std::move(data);
+    auto pipeline = line("pipeline", MeshDimension::kPipeline, at.data);
+    if (!pipeline.ok()) return pipeline.status();
+    own.pipeline = *std::move(pipeline);
+    auto job = MakeGlooCommunicator(options, &rendezvous, own.device.get());
+    if (!job.ok()) return job.status();
+    own.job = *std::move(job);
+    return absl::OkStatus();
+  }
+};
+
+// As IdleConnections: connecting takes longer than most jobs here.
+class IdleMeshes {
+ public:
+  using Key = std::pair<int, int>;
+  static std::unique_ptr<MeshConnections> Take(const MeshShape& shape) {
+    std::unique_ptr<MeshConnections>& idle = Idle()[{shape.pipeline, shape.data}];
+    return idle != nullptr ? std::move(idle) : std::make_unique<MeshConnections>(shape);
+  }
+  static void Give(std::unique_ptr<MeshConnections> mesh) {
+    const Key key{mesh->shape.pipeline, mesh->shape.data};
+    Idle()[key] = std::move(mesh);
+  }
+
+ private:
+  static std::map<Key, std::unique_ptr<MeshConnections>>& Idle() {
+    static std::map<Key, std::unique_ptr<MeshConnections>> idle;
+    return idle;
+  }
+};
+
+class MeshObserver : public TrainObserver {
+ public:
+  MeshObserver(int rank, RankResult* result, const MeshRun* run, Trainer* trainer, MeshLinks* links)
+      : rank_(rank), result_(*result), run_(*run), trainer_(trainer), links_(links) {}
+  void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) override {
+    if (!run_.dies || !run_.dies(rank_, step, phase, unit)) return;
+    links_->Abort("the rank is gone");
+    stop = true;
+  }
+  void OnStep(const v1::StepRecord& record) override {
+    result_.records.push_back(record);
+    if (run_.on_step) run_.on_step(rank_, record.step(), trainer_);
+  }
+  void OnCheckpoint(const v1::CheckpointRecord& record) override {
+    result_.checkpoints.push_back(record);
+  }
+  std::atomic<bool> stop{false};
+
+ private:
+  const int rank_;
+  RankResult& result_;
+  const MeshRun& run_;
+  Trainer* const trainer_;
+  MeshLinks* const links_;
+};
+
+inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const TokenDataset& data,
+                        int rank, MeshConnections* mesh, RankResult* result) {
+  const std::unique_ptr<Device> device = MakeCpuDevice();
+  const std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  result->status = mesh->Connect(rank);
+  if (!result->status.ok()) return;
+  MeshLinks& links = mesh->links[static_cast<size_t>(rank)];
+  const TrafficTable before = links.Traffic();
+  TrainerOptions options;
+  options.spec = spec;
+  options.device = device.get();
+  options.ops = ops.get();
+  options.comm = links.data.get();
+  options.mesh = {.shape = run.shape,
+                  .virtual_stages = run.virtual_stages,
+                  .pipeline = links.pipeline.get(),
+                  .job = links.job.get(),
+                  .full_gradients = run.full_gradients};
+  options.data = &data;
+  options.first_step = run.first_step;
+  options.resume_from = run.resume_from;
+  options.job = spec.name();
+  options.run_id = "mesh-1";
+  auto trainer = Trainer::Create(options);
+  result->status = trainer.status();
+  if (result->status.ok() && run.prepare) result->status = run.prepare(rank, trainer->get());
+  if (!result->status.ok()) return links.Abort(std::string(result->status.message()));
+  MeshObserver observer(rank, result, &run, trainer->get(), &links);
+  result->status = (*trainer)->Run(&observer, observer.stop);
+  result->traffic = links.Traffic();
+  for (size_t op = 0; op < before.size(); ++op)
+    for (size_t phase = 0; phase < before[op].size(); ++phase)
+      result->traffic[op][phase] -= before[op][phase];
+  result->last_step = (*trainer)->last_step();
+  for (int kind = 0; kind < kMemoryKinds; ++kind)
+    result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+  if (!result->status.ok()) return links.Abort("a rank failed");
+  auto digest = (*trainer)->WeightsDigest();
+  result->status = digest.status();
+  if (digest.ok()) result->digest = *digest;
+  for (const std::string& name : run.tensors) {
+    auto tensor = (*trainer)->GatherTensor(name);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    result->tensors.push_back(*std::move(tensor));
+  }
+}
+
+// Trains on every rank; results by rank.
+inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun& run,
+                                         const TokenDataset& data) {
+  std::vector<RankResult> results(static_cast<size_t>(run.shape.Ranks()));
+  std::unique_ptr<MeshConnections> mesh = IdleMeshes::Take(run.shape);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < run.shape.Ranks(); ++rank) {
+    threads.emplace_back([&, rank] {
+      RunMeshRank(spec, run, data, rank, mesh.get(), &results[static_cast<size_t>(rank)]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const bool well = std::all_of(results.begin(), results.end(),
+                                [](const RankResult& result) { return result.status.ok(); });
+  if (well) IdleMeshes::Give(std::move(mesh));
+  return results;
+}
+
+// Trains and returns what every rank agrees on, bit for bit.
+inline std::string MeshFingerprint(const v1::JobSpec& spec, const MeshRun& run,
+                                   const TokenDataset& data) {
+  const std::vector<RankResult> results = TrainMesh(spec, run, data);
+  for (const RankResult& result : results) {
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(result.records.size(), spec.steps());
+    EXPECT_EQ(Fingerprint(result), Fingerprint(results[0])) << "ranks disagree";
+  }
+  return Fingerprint(results[0]);
+}
+
+}  // namespace zeroshard

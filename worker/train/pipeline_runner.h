@@ -1,0 +1,95 @@
+// Runs a step's micro-batches through this rank's stages of a pipeline, in the order of its
+// schedule: computes on the device's compute stream, transfers on the pipeline line's communicator,
+// and each waits for the other by events alone. Not thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/plan/pipeline_schedule.h"
+#include "common/plan/stage_model.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/model/unit.h"
+#include "worker/ops/ops.h"
+#include "worker/train/stage_memory.h"
+#include "worker/train/trainer.h"
+#include "worker/zero/engine.h"
+#include "worker/zero/waiting.h"
+
+namespace zeroshard {
+
+// What a runner works with; all outlive it.
+struct PipelineParts {
+  const StageModel* stage = nullptr;
+  const RankSchedule* schedule = nullptr;
+  const ZeroPolicy* policy = nullptr;  // MakeStagePolicy's
+  const Model* units = nullptr;        // MakeStageUnits's
+  ZeroEngine* engine = nullptr;        // of `policy`
+  Device* device = nullptr;
+  Ops* ops = nullptr;
+  Communicator* line = nullptr;  // the pipeline's; may be null where it has one rank
+};
+
+class PipelineRunner {
+ public:
+  using Progress = std::function<void(StepPhase phase, const std::string& unit)>;
+  // The micro-batch of round i, which stays as it is until its last compute: at most
+  // OpenMicroBatches are asked for before the oldest of them is done with.
+  using Load = std::function<absl::StatusOr<MicroBatch>(int64_t i)>;
+
+  // RESOURCE_EXHAUSTED from the device.
+  static absl::StatusOr<std::unique_ptr<PipelineRunner>> Create(const PipelineParts& parts);
+  // Waits for transfers on their way; whoever ends a step early aborts the line first.
+  ~PipelineRunner();
+
+  // After ZeroEngine::BeginStep: every round, forward and backward. Gradients are the engine's to
+  // finish then; nothing is on its way between stages. CANCELLED where `stop` is seen between two
+  // computes; else the collectives', the device's or the engine's errors.
+  absl::Status Step(uint64_t step, const Load& load, const Progress& progress,
+                    const std::atomic<bool>& stop);
+  // By round, of the latest step: the loss where the head is, `inputs` where the embedding is.
+  // Waits for the device, whose error it has. Valid until the next call.
+  absl::StatusOr<absl::Span<const MicroBatchSums>> Sums();
+
+  // Told of waits for other stages from now on; null: nobody.
+  void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
+
+ private:
+  PipelineRunner(const PipelineParts& parts, StageMemory memory);
+  absl::Status Run(const Action& action, const Load& load, const Progress& progress);
+  void Transfers(const std::vector<Transfer>& transfers);
+  absl::Status Forward(const Action& action, const Progress& progress);
+  absl::Status Backward(const Action& action, const Progress& progress);
+  absl::Status Head(int unit, int64_t micro_batch, void* dx, const Progress& progress);
+  absl::Status Embedding(int64_t micro_batch, const void* dy, const Progress& progress);
+  // What was sent here, once it is there.
+  absl::StatusOr<BoundarySlot*> Input(int virtual_stage, int64_t micro_batch, bool gradient);
+  // Where an output goes: a buffer that leaves, once what it had has left, or where this rank
+  // itself uses it next.
+  absl::StatusOr<BoundarySlot*> Output(int virtual_stage, int64_t micro_batch, bool gradient);
+  UnitContext Context(int unit, int64_t micro_batch) const;
+  const std::string& UnitName(int unit) const {
+    return parts_.stage->model.units[static_cast<size_t>(unit)].name;
+  }
+  const MicroBatch& Batch(int64_t i) const {
+    return batches_[static_cast<size_t>(i) % batches_.size()];
+  }
+
+  const PipelineParts parts_;
+  Stream* const compute_;
+  StageMemory memory_;
+  std::vector<MicroBatch> batches_;  // those open
+  int64_t loaded_ = 0;               // rounds of the step
+  uint64_t step_ = 0;
+  WaitObserver* waits_ = nullptr;
+  Buffer sums_, read_sums_;  // by round: the device's, the host's
+};
+
+}  // namespace zeroshard
