@@ -19,8 +19,8 @@ namespace zeroshard {
 // Used by the rank's training thread; not thread-safe.
 class TensorGroup {
  public:
-  // All outlive it. `copies`: of the ranks that hold the same key and value heads (tensor_slices.h),
-  // null where no others do. `compute`: the device's compute stream.
+  // All outlive it. `copies`: of the ranks that hold the same key and value heads
+  // (tensor_slices.h), null where no others do. `compute`: the device's compute stream.
   TensorGroup(Communicator* line, Communicator* copies, Stream* compute)
       : line_(*line), copies_(copies), compute_(*compute) {}
 
@@ -28,8 +28,8 @@ class TensorGroup {
   int size() const { return line_.size(); }
   bool has_copies() const { return copies_ != nullptr; }
 
-  // x [n] becomes its sum over the group, the same bits on all ranks: of what the compute stream has
-  // written there by now. Runs beside what that stream does next, until Wait.
+  // x [n] becomes its sum over the group, the same bits on all ranks: of what the compute stream
+  // has written there by now. Runs beside what that stream does next, until Wait.
   Event BeginSum(void* x, int64_t n, DType type, const CollectiveInfo& info);
   // The same over the ranks with the same key and value heads.
   Event BeginSumOfCopies(void* x, int64_t n, DType type, const CollectiveInfo& info);

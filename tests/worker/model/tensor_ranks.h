@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -14,8 +15,11 @@
 
 #include "common/plan/tensor_slices.h"
 #include "gtest/gtest.h"
+#include "tests/worker/device/guarded_device.h"
+#include "tests/worker/device/guarded_ops.h"
 #include "tests/worker/model/model_runner.h"
 #include "worker/comm/memory_rendezvous.h"
+#include "worker/comm/staged_communicator.h"
 #include "worker/comm/tensor_group.h"
 
 namespace zeroshard {
@@ -55,11 +59,20 @@ inline std::vector<std::vector<float>> SliceOf(const TensorRank& slice, const Mo
 
 class TensorRanks {
  public:
-  TensorRanks(const ModelTable& full, int tensor) : full_(full) {
+  // With a seed on devices that the host cannot reach and whose work is done late.
+  TensorRanks(const ModelTable& full, int tensor, std::optional<uint64_t> guarded = std::nullopt)
+      : full_(full), guarded_(guarded.has_value()) {
     for (int rank = 0; rank < tensor; ++rank) {
       slices.push_back(MakeTensorRank(full, tensor, rank));
-      devices.push_back(MakeCpuDevice());
-      ops.push_back(MakeCpuOps(1));
+      if (guarded.has_value()) {
+        // Three schedules: the seed says which, on all ranks.
+        auto device = std::make_unique<GuardedDevice>(*guarded + 3 * static_cast<uint64_t>(rank));
+        ops.push_back(std::make_unique<GuardedOps>(device.get()));
+        devices.push_back(std::move(device));
+      } else {
+        devices.push_back(MakeCpuDevice());
+        ops.push_back(MakeCpuOps(1));
+      }
     }
     lines.resize(static_cast<size_t>(tensor));
     groups.resize(static_cast<size_t>(tensor));
@@ -124,8 +137,11 @@ class TensorRanks {
     Device* const device = devices[rank].get();
     absl::StatusOr<TensorLines> made =
         MakeTensorLines(line, copies, job, &rendezvous_, device,
-                        [](const CommunicatorOptions& options, Rendezvous* keys, Device* on) {
-                          return MakeGlooCommunicator(options, keys, on);
+                        [this](const CommunicatorOptions& options, Rendezvous* keys,
+                               Device* on) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+                          auto gloo = MakeGlooCommunicator(options, keys, on);
+                          if (!gloo.ok() || !guarded_) return gloo;
+                          return MakeStagedCommunicator(*std::move(gloo), on);
                         });
     ASSERT_TRUE(made.ok()) << made.status();
     lines[rank] = *std::move(made);
@@ -148,6 +164,7 @@ class TensorRanks {
   }
 
   const ModelTable full_;
+  const bool guarded_;
   MemoryRendezvous rendezvous_;
 };
 
