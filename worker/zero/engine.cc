@@ -39,7 +39,7 @@ ZeroEngine::~ZeroEngine() {
 absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
     const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
     Communicator* comm, const std::atomic<bool>* stop, const ParameterSource* weights,
-    StateStore* store) {
+    StateStore* store, const TensorRank* slice) {
   if (policy->options.offload_optimizer != (store != nullptr) ||
       (store != nullptr && policy->options.stage == 0)) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store));
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
-  ZS_ASSIGN_OR_RETURN(engine->squares_, GradientSquares::Create(units->size(), device, ops));
+  ZS_ASSIGN_OR_RETURN(engine->squares_, GradientSquares::Create(units->size(), device, ops, slice));
   ZS_RETURN_IF_ERROR(engine->RegisterBuffers());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
@@ -209,7 +209,8 @@ Event ZeroEngine::ReadSquares() {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     const UnitState& unit = units_[static_cast<size_t>(u)];
     if (!unit.trained || unit.owned() == 0 || !policy_.KeepsGradient(u)) continue;
-    squares_->Add(u, unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type);
+    squares_->Add(u, {unit.own_begin, unit.own_end}, unit.Gradient(unit.own_begin),
+                  unit.gradient_type);
   }
   const Event read = squares_->Read();
   // And the errors of what was computed since the update before, and of that.

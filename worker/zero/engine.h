@@ -57,10 +57,13 @@ class ZeroEngine {
   // or 3; parameters are then pulled from it, together with the other ranks, whatever `weights` is:
   // the store's errors and the collectives'. To destroy the engine while something is on its way,
   // abort store and communicator first; it waits for them.
+  // Of a tensor rank `model` is slice->model, `comm` its data line, and `weights`, which must be
+  // given, a SlicedSource. FinishGradients then counts what the rank is home of.
   static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
       const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
       Communicator* comm, const std::atomic<bool>* stop = nullptr,
-      const ParameterSource* weights = nullptr, StateStore* store = nullptr);
+      const ParameterSource* weights = nullptr, StateStore* store = nullptr,
+      const TensorRank* slice = nullptr);
   ~ZeroEngine();
 
   // exp_avg or exp_avg_sq of what is trainable; before the first step. The source's errors, or
