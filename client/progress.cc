@@ -74,21 +74,22 @@ void ProgressView::Update(const v1::WatchUpdate& update) {
   if (away_) console_->Print("the coordinator answers again");
   away_ = false;
   const v1::JobStatus& status = update.status();
+  ShowEvents(status);
   if (!HasEnded(status.state())) ShowState(status);
   for (const v1::StepRecord& record : update.records()) {
     last_ = record;
     if (record.has_eval_loss()) eval_ = record.eval_loss();
   }
   if (last_.step() != 0) ShowSteps(status);
-  ShowEvents(status);
   for (const v1::SampleRecord& sample : update.samples()) {
     console_->Print(absl::StrCat("step ", sample.step(), ": ",
                                  Shown(sample.prompt() + sample.text(), kMostMessage)));
   }
 }
 
-// What happened without a change of state: checkpoints. Those of before this view are not news. The
-// coordinator forgets old events of a long job, so that their number says nothing.
+// What happened without a change of state (checkpoints), and states that have passed since the last
+// update. Those of before this view are not news. The coordinator forgets old events of a long job,
+// so that their number says nothing.
 void ProgressView::ShowEvents(const v1::JobStatus& status) {
   const auto& events = status.events();
   if (events.empty()) return;
@@ -101,9 +102,16 @@ void ProgressView::ShowEvents(const v1::JobStatus& status) {
     const v1::JobEvent& event = events[i];
     // What a submission found is told to whoever comes later too.
     const bool news = any_seen || event.state() == v1::JOB_STATE_QUEUED;
-    // A reason that is also the state's has been shown with it.
-    if (news && event.state() == events[i - 1].state() && event.reason() != status.reason()) {
+    // A reason that is also the state's is shown with it.
+    if (!news || event.reason() == status.reason()) continue;
+    if (event.state() == events[i - 1].state()) {
       console_->Print(Shown(event.reason()));
+    } else if (i + 1 < events.size()) {
+      v1::JobStatus passed;
+      passed.set_run_id(status.run_id());
+      passed.set_state(event.state());
+      passed.set_reason(event.reason());
+      ShowState(passed);
     }
   }
   last_event_ = *events.rbegin();

@@ -24,6 +24,10 @@ constexpr absl::string_view kShutdown = "OK", kStopped = "Listener stopped servi
 // The same failure, one line earlier and without saying that it was a server's.
 constexpr absl::string_view kTwice = "Handshake failed with fatal error";
 
+// A connection that ended before its peer was judged, of which gRPC does not say with whom; whoever
+// called or was called says it.
+constexpr absl::string_view kCancelled = "cancel_check_peer";
+
 // "UNKNOWN:a {...children:[INTERNAL:b {...}]}" as "UNKNOWN:a: INTERNAL:b".
 std::string WithoutDetails(absl::string_view error) {
   constexpr absl::string_view kChildren = "children:[";
@@ -87,8 +91,8 @@ void OnLine(gpr_log_func_args* line) {
   if (line->severity < least) return;
   if (asked) {
     LogInfo("gRPC: ", line->file, ":", line->line, ": ", text);
-  } else if (!absl::StartsWith(text, kTwice)) {
-    WriteBounded(&TheBound().lines, absl::StrCat("gRPC: ", text));
+  } else if (!absl::StartsWith(text, kTwice) && !absl::StrContains(text, kCancelled)) {
+    WriteBounded(&TheBound().lines, absl::StrCat("gRPC: ", WithoutDetails(text)));
   }
 }
 

@@ -20,6 +20,8 @@ using Steady = std::chrono::steady_clock;
 constexpr size_t kMostPending = 2;
 // Heartbeats that the coordinator may leave unanswered before it counts as away.
 constexpr int kMostSilentBeats = 3;
+// Below this a third of the silence is no time for an answer.
+constexpr absl::Duration kLeastShare = absl::Milliseconds(500);
 // What finding out why nobody answers may take.
 constexpr absl::Duration kProbe = absl::Seconds(1);
 
@@ -145,8 +147,17 @@ void MemberSession::Main() {
       reports_.clear();  // the words of another
       report_order_.clear();
     }
-    WaitWhileAway(backoff.Next());
+    absl::Duration most;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      most = ShareOfSilence();
+    }
+    WaitWhileAway(std::min(backoff.Next(), most));
   }
+}
+
+absl::Duration MemberSession::ShareOfSilence() const {
+  return ever_welcomed_ ? std::max(silence_ / 3, kLeastShare) : absl::InfiniteDuration();
 }
 
 void MemberSession::WaitWhileAway(absl::Duration pause) {
@@ -203,7 +214,7 @@ void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream)
       return;
     }
     bool welcomed, refused;
-    absl::Duration interval, silence, quiet;
+    absl::Duration interval, silence, quiet, patience;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       welcomed = welcomed_;
@@ -211,12 +222,13 @@ void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream)
       interval = interval_;
       silence = silence_;
       quiet = Since(heard_);
+      patience = std::min(options_.welcome_timeout, ShareOfSilence());
     }
     if (refused) {
       stream->Cancel(absl::FailedPreconditionError("refused"));
-    } else if (!welcomed && Since(opened) >= options_.welcome_timeout) {
+    } else if (!welcomed && Since(opened) >= patience) {
       stream->Cancel(absl::DeadlineExceededError(
-          absl::StrCat("no answer within ", absl::FormatDuration(options_.welcome_timeout))));
+          absl::StrCat("no answer within ", absl::FormatDuration(patience))));
     } else if (welcomed && quiet >= silence) {
       stream->Cancel(absl::DeadlineExceededError(
           absl::StrCat("nothing heard for ", absl::FormatDuration(quiet))));
@@ -235,8 +247,8 @@ void MemberSession::BeatUntilEnded(const std::shared_ptr<SessionStream>& stream)
       }
     }
     const absl::Duration tick = absl::FromChrono(next_beat - Steady::now());
-    wakeup_->WaitFor(welcomed ? std::clamp(tick, absl::Milliseconds(1), absl::Milliseconds(200))
-                              : absl::Milliseconds(200));
+    const absl::Duration next = welcomed ? tick : patience - Since(opened);
+    wakeup_->WaitFor(std::clamp(next, absl::Milliseconds(1), absl::Milliseconds(200)));
   }
 }
 

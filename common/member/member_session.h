@@ -44,7 +44,9 @@ struct MemberSessionOptions {
   v1::Hello hello;          // everything but incarnation, running and progress
   absl::Duration first_backoff = absl::Milliseconds(200);
   absl::Duration most_backoff = absl::Seconds(3);
-  // A coordinator that accepts the connection must answer the hello within this.
+  // A coordinator that accepts the connection must answer the hello within this; once one has
+  // welcomed this member, also within a third of its member timeout, and no pause is longer: it
+  // hears two hellos in the time in which it must hear one.
   absl::Duration welcome_timeout = absl::Seconds(10);
   // While nobody answers, one line in the log this often.
   absl::Duration complain_every = absl::Seconds(5);
@@ -91,6 +93,8 @@ class MemberSession {
   void SayGoodbye(const std::shared_ptr<SessionStream>& stream);
   void Receive(const v1::CoordinatorMessage& message);
   void WaitWhileAway(absl::Duration pause);
+  // The most that one wait of a member that was welcomed before may take; with mutex_ held.
+  absl::Duration ShareOfSilence() const;
   v1::MemberMessage Hello();
   v1::MemberMessage Beat();
   // The same, or what is wrong with TLS where that ended the stream.

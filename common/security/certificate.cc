@@ -50,7 +50,15 @@ absl::StatusOr<std::vector<X509Ptr>> ReadAll(const PemFile& file) {
   while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, NoPassword, nullptr)) {
     found.emplace_back(one);
   }
+  const unsigned long end = ERR_peek_last_error();
   ERR_clear_error();
+  const bool no_more =
+      ERR_GET_LIB(end) == ERR_LIB_PEM && ERR_GET_REASON(end) == PEM_R_NO_START_LINE;
+  if (end != 0 && !no_more) {
+    return Bad(file.path, ": block ", found.size() + 1,
+               " in it is no certificate that can be read (", ERR_reason_error_string(end),
+               "); wanted PEM text that is whole: make the file anew");
+  }
   if (found.empty()) {
     return Bad(file.path, ": no certificate in it, wanted PEM text (-----BEGIN CERTIFICATE-----)");
   }

@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -152,30 +153,92 @@ struct Outcome {
 
 enum class Driven { kDone, kFailed, kLate };
 
-// One call of OpenSSL, repeated until it is done, fails or the time is over.
-template <typename Call>
-Driven Drive(SSL* ssl, int fd, absl::Duration until, const Call& call) {
-  while (true) {
-    ERR_clear_error();
-    const int result = call();
-    if (result > 0) return Driven::kDone;
-    const int error = SSL_get_error(ssl, result);
-    const bool reads = error == SSL_ERROR_WANT_READ;
-    if (!reads && error != SSL_ERROR_WANT_WRITE) return Driven::kFailed;
-    if (!WaitFor(fd, reads ? POLLIN : POLLOUT, until)) return Driven::kLate;
+// What a handshake of a server's may take; a peer that never stops sending is none.
+constexpr size_t kMostReceived = 256 << 10;
+
+// What passes between OpenSSL and the socket, in memory: OpenSSL itself would read for as long as
+// there is something to read.
+class Wire {
+ public:
+  // All outlive it. What `ssl` reads and writes is its business from here on.
+  Wire(SSL* ssl, int fd, absl::Duration until)
+      : ssl_(ssl), fd_(fd), until_(until), in_(BIO_new(BIO_s_mem())), out_(BIO_new(BIO_s_mem())) {
+    SSL_set_bio(ssl, in_, out_);
   }
-}
+
+  // One call of OpenSSL, repeated until it is done, fails or the time is over.
+  template <typename Call>
+  Driven Drive(const Call& call) {
+    while (true) {
+      ERR_clear_error();
+      const int result = call();
+      const int error = result > 0 ? SSL_ERROR_NONE : SSL_get_error(ssl_, result);
+      if (!Send()) return Driven::kLate;
+      if (result > 0) return Driven::kDone;
+      if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) return Driven::kFailed;
+      if (ended_) return Driven::kFailed;
+      if (!Receive()) return Driven::kLate;
+    }
+  }
+
+ private:
+  // False: the time is over. What the peer does not take any more is dropped: it may have said why.
+  bool Send() {
+    char* data = nullptr;
+    size_t left = static_cast<size_t>(BIO_get_mem_data(out_, &data));
+    while (left > 0) {
+      const ssize_t sent = send(fd_, data, left, MSG_NOSIGNAL);
+      if (sent > 0) {
+        data += sent;
+        left -= static_cast<size_t>(sent);
+      } else if (sent < 0 && errno == EAGAIN) {
+        if (!WaitFor(fd_, POLLOUT, until_)) return false;
+      } else if (sent < 0 && errno != EINTR) {
+        break;
+      }
+    }
+    BIO_reset(out_);
+    return true;
+  }
+
+  // False: the time is over, or it was too much.
+  bool Receive() {
+    char bytes[16 << 10];
+    while (WaitFor(fd_, POLLIN, until_)) {
+      const ssize_t got = recv(fd_, bytes, sizeof(bytes), 0);
+      if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (got <= 0) {
+        ended_ = true;
+        BIO_set_mem_eof_return(in_, 0);
+        return true;
+      }
+      received_ += static_cast<size_t>(got);
+      BIO_write(in_, bytes, static_cast<int>(got));
+      return received_ <= kMostReceived;
+    }
+    return false;
+  }
+
+  SSL* const ssl_;
+  const int fd_;
+  const absl::Duration until_;
+  BIO* const in_;   // of `ssl`
+  BIO* const out_;  // likewise
+  size_t received_ = 0;
+  bool ended_ = false;  // by the peer
+};
 
 Outcome Shake(SSL* ssl, int fd, absl::Duration until) {
   Outcome outcome;
-  Driven driven = Drive(ssl, fd, until, [&] { return SSL_connect(ssl); });
+  Wire wire(ssl, fd, until);
+  Driven driven = wire.Drive([&] { return SSL_connect(ssl); });
   outcome.certificate.reset(SSL_get1_peer_certificate(ssl));
   outcome.verified = SSL_get_verify_result(ssl);
   if (driven == Driven::kDone) {
     // With TLS 1.3 the server judges our certificate after we are done; gRPC speaks first if it
     // likes it, and closes without an alert if not.
     char byte;
-    driven = Drive(ssl, fd, until, [&] { return SSL_read(ssl, &byte, 1); });
+    driven = wire.Drive([&] { return SSL_read(ssl, &byte, 1); });
   }
   const unsigned long error = driven == Driven::kFailed ? ERR_peek_error() : 0;
   outcome.ended = driven == Driven::kFailed && outcome.certificate != nullptr;
@@ -315,7 +378,6 @@ std::string TlsTrouble(const Security& security, const std::string& address, Rol
     SSL_set1_host(ssl.get(), parsed->host.c_str());
     SSL_set_tlsext_host_name(ssl.get(), parsed->host.c_str());
   }
-  SSL_set_fd(ssl.get(), fd.get());
   const Outcome outcome = Shake(ssl.get(), fd.get(), until);
   const std::string at = parsed->ToString();
   if (!security.tls()) {

@@ -132,12 +132,17 @@ class Core {
   // With too few for all of its ranks it waits for some time, and then takes what there is, down to
   // resources.min_workers.
   std::vector<Member*> Choose(Run& run, const Moment& moment, std::string* why_not);
-  std::vector<Member*> ChooseFor(Run& run, uint32_t ranks, std::string* why_not);
+  // `own_too`: those that have its ranks count as idle.
+  std::vector<Member*> ChooseFor(Run& run, uint32_t ranks, std::string* why_not,
+                                 bool own_too = false);
   // It needs more workers than there are, also among those that may be back at once: nobody has to
   // wait until more come.
   bool WantsMoreThanThereAre(const Run& run, const Moment& moment);
-  // Idle workers that an offloaded job could take in, which runs with fewer than it wants.
-  bool CanGrow(const Run& run, const Moment& moment);
+  // Idle workers that an offloaded job could take in, which runs with fewer than it wants, and that
+  // nobody else waits for.
+  bool CanGrow(Run& run, const Moment& moment);
+  // For workers, and holds up those behind it as in the queue.
+  bool OthersWait(const Run& run, const Moment& moment);
   // Live members that were given a rank of it: any, or rank 0, which completes checkpoints.
   const Member* StillHas(const Run& run, bool rank_zero) const;
   // The queue is to be looked at again then.
@@ -219,15 +224,16 @@ class Core {
   // core_going_back.cc: jobs whose state is on their ranks, some of which are lost
   // Such a loss is no end of it: it has a folder of checkpoints, and nobody wants it to end.
   static bool GoesBack(const Run& run);
-  // Its start failed for what a process does that was given up and lives on: it still holds the
-  // folder, or has completed a newer checkpoint and deleted the one that was found.
+  // What a rank says whose start failed because a process that was given up lives on and still
+  // holds the folder; empty: none says so.
+  static std::string HolderOfFolder(const Run& run);
+  // The same, or that process has completed a newer checkpoint and deleted the one that was found.
   static bool FolderIsNotLeftYet(const Run& run);
   // Ends the generation, or where that led nowhere too often the job.
   void GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void Look(Run& run, const Moment& moment, Decision* out);
   void LookAgain(Run& run, const Moment& moment, Decision* out);
-  void GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
-                Decision* out);
+  void GoBackTo(Run& run, const NewestFound& event, const Moment& moment, Decision* out);
   static void CutHistory(Run& run, Decision* out);
   // As Reopen.
   bool ReopenRanks(Run& run, const std::string& ahead, const Moment& moment, Decision* out,

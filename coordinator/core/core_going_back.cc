@@ -10,28 +10,65 @@
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
+namespace {
+
+constexpr absl::Duration kLongestPause = absl::Minutes(1);
+constexpr int64_t kClocksDiffer = 3600 * 1000;  // ms, at the most, a worker's and this host's
+
+std::string Reported(const v1::CheckpointRecord& checkpoint) {
+  return absl::StrCat("the checkpoint of step ", checkpoint.step(), ", ", checkpoint.path(),
+                      ", was reported complete");
+}
+
+}  // namespace
 
 bool Core::GoesBack(const Run& run) {
   return run.offload == nullptr && !run.job.saving && !run.job.spec.checkpoint().dir().empty();
 }
 
-bool Core::FolderIsNotLeftYet(const Run& run) {
-  if (!Starting(run) || run.job.generation == 1) return false;
+std::string Core::HolderOfFolder(const Run& run) {
+  if (!Starting(run) || run.job.generation == 1) return "";
   const std::string holder = absl::StrCat("(run ", run.job.run_id, ", ");  // as the lock names it
+  for (const RankState& rank : run.ranks) {
+    const v1::ReportEndRequest& end = rank.record.end;
+    if (rank.record.ended && end.error_code() == "FAILED_PRECONDITION" &&
+        absl::StrContains(end.message(), holder) &&
+        absl::StrContains(end.message(), "writes there")) {
+      return end.message();
+    }
+  }
+  return "";
+}
+
+bool Core::FolderIsNotLeftYet(const Run& run) {
+  if (!HolderOfFolder(run).empty()) return true;
+  if (!Starting(run) || run.job.generation == 1 || run.job.resume.checkpoint().empty()) {
+    return false;
+  }
   return std::any_of(run.ranks.begin(), run.ranks.end(), [&](const RankState& rank) {
     const v1::ReportEndRequest& end = rank.record.end;
-    if (!rank.record.ended || end.completed()) return false;
-    if (end.error_code() == "FAILED_PRECONDITION") {
-      return absl::StrContains(end.message(), holder) &&
-             absl::StrContains(end.message(), "writes there");
-    }
-    return end.error_code() == "NOT_FOUND" && !run.job.resume.checkpoint().empty() &&
+    return rank.record.ended && end.error_code() == "NOT_FOUND" &&
            absl::StrContains(end.message(), run.job.resume.checkpoint());
   });
 }
 
 void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Decision* out) {
-  if (++run.recoveries > kMaxRecoveries) {
+  // Says nothing of the job, however often.
+  run.folder_holder = HolderOfFolder(run);
+  if (run.folder_holder.empty()) {
+    run.held_since.reset();
+  } else if (!run.held_since) {
+    run.held_since = moment.now;
+  } else if (moment.now - *run.held_since >= options_.folder_patience) {
+    EndSaved(run,
+             absl::StrCat("a process of this run that was given up has not left its folder of "
+                          "checkpoints for ",
+                          Age(moment.now - *run.held_since),
+                          "; kill that process, which hangs or is stopped: ", run.folder_holder),
+             moment, out);
+    return;
+  }
+  if (run.folder_holder.empty() && ++run.recoveries > kMaxRecoveries) {
     EndSaved(run,
              absl::StrCat(kMaxRecoveries, " recoveries in a row did not get beyond step ",
                           run.furthest, "; now ", reason),
@@ -40,7 +77,12 @@ void Core::GoBack(Run& run, const std::string& reason, const Moment& moment, Dec
   }
   if (!run.first_sign) run.first_sign = moment.now;
   const std::string why = reason;  // it may be the job's own
-  if (FolderIsNotLeftYet(run)) run.look_again = moment.now + options_.member_timeout;
+  if (FolderIsNotLeftYet(run)) {
+    // Twice as long each time: every try costs a generation.
+    const absl::Duration waited = moment.now - run.held_since.value_or(moment.now);
+    run.look_again = moment.now + std::clamp(waited, options_.member_timeout,
+                                             std::max(options_.member_timeout, kLongestPause));
+  }
   CloseGeneration(run, why, /*forget_ranks=*/true, moment, out);
   run.save_deadline.reset();
   run.save_advanced = false;
@@ -54,12 +96,14 @@ void Core::Look(Run& run, const Moment& moment, Decision* out) {
   run.look_again.reset();
   if (run.going_back != Run::GoingBack::kLooking) {
     run.look_deadline = moment.now + StartTimeout(run.job.spec);
+    run.look_trouble.clear();
   }
   run.going_back = Run::GoingBack::kLooking;
   // Its ranks train in a folder that they have made theirs; before that others may write there.
+  const bool its_own = Trained(run) || run.job.checkpoint.step() != 0;
   out->actions.push_back(FindNewest{run.job.run_id, run.job.spec.checkpoint().dir(),
                                     run.job.committed_step,
-                                    Trained(run) ? 0 : run.job.submitted_unix_ms});
+                                    its_own ? 0 : run.job.submitted_unix_ms - kClocksDiffer});
 }
 
 void Core::LookAgain(Run& run, const Moment& moment, Decision* out) {
@@ -76,32 +120,42 @@ void Core::On(const NewestFound& event, const Moment& moment, Decision* out) {
       run.going_back != Run::GoingBack::kLooking || run.look_again) {
     return;
   }
-  if (event.checkpoint.ok()) {
-    GoBackTo(run, *event.checkpoint, moment, out);
+  // Not there any more is no reason to begin again: it may be there for everybody but this host.
+  const bool gone = event.checkpoint.ok() && !*event.checkpoint && run.job.checkpoint.step() != 0;
+  if (event.checkpoint.ok() && !gone) {
+    GoBackTo(run, event, moment, out);
     return;
   }
-  const std::string trouble =
-      absl::StrCat("its newest checkpoint in ", run.job.spec.checkpoint().dir(),
-                   " cannot be looked for: ", event.checkpoint.status().message());
+  const std::string& dir = run.job.spec.checkpoint().dir();
+  run.look_trouble =
+      gone ? absl::StrCat(
+                 Reported(run.job.checkpoint), ", but the coordinator finds no complete one in ",
+                 dir,
+                 event.skipped.empty() ? "" : absl::StrCat(" (", AtMostThree(event.skipped), ")"),
+                 ": checkpoint.dir must be one folder for all hosts, the coordinator's too")
+           : absl::StrCat("its newest checkpoint in ", dir,
+                          " cannot be looked for: ", event.checkpoint.status().message());
   if (moment.now >= *run.look_deadline) {
-    EndSaved(
-        run,
-        absl::StrCat(run.job.reason, "; ", trouble, " (for longer than timeouts.start_seconds, ",
-                     Age(StartTimeout(run.job.spec)), ")"),
-        moment, out);
+    EndSaved(run,
+             absl::StrCat(run.look_trouble, " (for longer than timeouts.start_seconds, ",
+                          Age(StartTimeout(run.job.spec)), ")"),
+             moment, out);
     return;
   }
   run.look_again = moment.now + options_.heartbeat_interval;
   WakeBy(*run.look_again);
-  out->reasons.push_back(absl::StrCat(run.job.run_id, " is RECOVERING: ", trouble));
+  schedule_again_ = true;  // its reason is to say so
 }
 
-void Core::GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Moment& moment,
-                    Decision* out) {
+void Core::GoBackTo(Run& run, const NewestFound& event, const Moment& moment, Decision* out) {
+  const std::optional<Checkpoint>& found = *event.checkpoint;
   JobRecord& job = run.job;
   const uint64_t before = job.committed_step;
-  // None, or the one that it went on from: it begins again where this generation has begun.
-  const bool saved = found && found->step >= job.first_step;
+  const v1::CheckpointRecord reported = job.checkpoint;
+  // None, or the one that it went on from: it begins again where this generation has begun. An
+  // older one only where that one is gone.
+  const bool older = found && found->step + 1 < job.first_step && reported.step() != 0;
+  const bool saved = older || (found && found->step >= job.first_step);
   const uint64_t target = saved ? found->step : job.first_step - 1;
   const bool told = Trained(run);  // of earlier losses, by the first step of the generation
   if (saved) {
@@ -135,7 +189,10 @@ void Core::GoBackTo(Run& run, const std::optional<Checkpoint>& found, const Mome
     absl::StrAppend(&text, "; the history lacks steps ", before + 1, " to ", target,
                     ", which nobody reported before the loss");
   }
-  for (const std::string& skipped : found ? found->skipped : std::vector<std::string>()) {
+  if (reported.step() > target) {
+    absl::StrAppend(&text, "; ", Reported(reported), ", and is not complete any more");
+  }
+  for (const std::string& skipped : found ? found->skipped : event.skipped) {
     absl::StrAppend(&text, "; not used: ", skipped);
   }
   AddEvent(run, text.substr(0, 4096), moment, out);
@@ -153,7 +210,10 @@ void Core::CutHistory(Run& run, Decision* out) {
 void Core::On(const HistoryTruncated& event, const Moment& moment, Decision* out) {
   const auto entry = runs_.find(event.run_id);
   if (entry == runs_.end() || entry->second.going_back != Run::GoingBack::kCutting) return;
-  entry->second.going_back = Run::GoingBack::kDone;
+  // Where this generation had reported no step, its row looks the same before the choice and after.
+  entry->second.going_back = std::exchange(entry->second.cut_of_restart, false)
+                                 ? Run::GoingBack::kStopping
+                                 : Run::GoingBack::kDone;
   schedule_again_ = true;
 }
 
@@ -168,14 +228,17 @@ bool Core::ReopenRanks(Run& run, const std::string& ahead, const Moment& moment,
     }
     if (run.look_again) {
       WakeBy(*run.look_again);
-      *why = "waits for a process that was given up to leave its folder of checkpoints";
+      *why = absl::StrCat(
+          "waits for a process that was given up to leave its folder of checkpoints",
+          run.folder_holder.empty() ? "" : "; if that hangs, kill it: ", run.folder_holder);
       return false;
     }
     Look(run, moment, out);
   }
   if (run.going_back == Run::GoingBack::kLooking) {
     *why = absl::StrCat("looks for its newest complete checkpoint in ",
-                        run.job.spec.checkpoint().dir());
+                        run.job.spec.checkpoint().dir(), run.look_trouble.empty() ? "" : "; ",
+                        run.look_trouble);
     return false;
   }
   // A step of the next generation must not be cut with those that were given up.
@@ -203,8 +266,9 @@ void Core::RestoreGoingBack(Run& run, const LoadedJob& loaded) {
   run.going_back = Run::GoingBack::kStopping;
   if (run.job.committed_step != run.job.first_step - 1) return;
   run.going_back = Run::GoingBack::kCutting;
+  run.cut_of_restart = true;
   run.last.Clear();
-  run.first.Clear();
+  if (run.first.step() >= run.job.first_step) run.first.Clear();
 }
 
 void Core::StartGoingBack(Run& run, const Moment& moment, Decision* out) {

@@ -2,6 +2,7 @@
 // those behind it have to wait for that.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/core.h"
@@ -45,7 +46,7 @@ std::vector<Member*> Core::Choose(Run& run, const Moment& moment, std::string* w
   return {};
 }
 
-std::vector<Member*> Core::ChooseFor(Run& run, uint32_t ranks, std::string* why_not) {
+std::vector<Member*> Core::ChooseFor(Run& run, uint32_t ranks, std::string* why_not, bool own_too) {
   const v1::JobSpec& spec = run.job.spec;
   const size_t wanted = ranks;
   // A deterministic job runs on processes that compute alike.
@@ -55,7 +56,8 @@ std::vector<Member*> Core::ChooseFor(Run& run, uint32_t ranks, std::string* why_
   for (auto& [name, member] : members_.all()) {
     if (member.lost || member.hello.kind() != v1::MEMBER_KIND_WORKER) continue;
     ++workers;
-    if (!IsIdle(member)) continue;
+    const bool own = member.assignment && member.assignment->run_id == run.job.run_id;
+    if (!IsIdle(member) && !(own_too && own)) continue;
     ++idle;
     groups[spec.deterministic() ? member.hello.fingerprint() : ""].push_back(&member);
   }
@@ -123,21 +125,42 @@ bool Core::WantsMoreThanThereAre(const Run& run, const Moment& moment) {
                       [least](const auto& kind) { return kind.second >= least; });
 }
 
-bool Core::CanGrow(const Run& run, const Moment& moment) {
-  if (run.World() >= run.job.spec.resources().workers() || run.job.saving ||
-      run.job.committed_step >= run.job.spec.steps()) {
+bool Core::CanGrow(Run& run, const Moment& moment) {
+  const uint32_t all = run.job.spec.resources().workers();
+  if (run.World() >= all || run.job.saving || run.job.committed_step >= run.job.spec.steps()) {
     return false;
   }
   // What comes and goes must not keep it from training.
   const absl::Duration until = run.opened + options_.replacement_grace;
   if (moment.now < until) return false;
   const Member* mine = members_.Find(run.ranks.front().record.member);
-  return mine != nullptr &&
-         std::any_of(members_.all().begin(), members_.all().end(), [&](const auto& entry) {
-           return IsIdle(entry.second) &&
-                  (!run.job.spec.deterministic() ||
-                   entry.second.hello.fingerprint() == mine->hello.fingerprint());
-         });
+  if (mine == nullptr) return false;
+  const auto alike = [&](const Member& member) {
+    return !run.job.spec.deterministic() || member.hello.fingerprint() == mine->hello.fingerprint();
+  };
+  const bool any =
+      std::any_of(members_.all().begin(), members_.all().end(),
+                  [&](const auto& entry) { return IsIdle(entry.second) && alike(entry.second); });
+  if (!any || OthersWait(run, moment)) return false;
+  for (uint32_t ranks = all; ranks > run.World(); --ranks) {
+    std::string why_not;
+    const std::vector<Member*> chosen = ChooseFor(run, ranks, &why_not, /*own_too=*/true);
+    if (!chosen.empty() && alike(*chosen.front())) return true;
+  }
+  return false;
+}
+
+bool Core::OthersWait(const Run& run, const Moment& moment) {
+  for (const std::set<uint64_t>* orders : {&recovering_, &queue_}) {
+    for (const uint64_t order : *orders) {
+      const auto entry = by_order_.find(order);
+      if (entry == by_order_.end() || entry->second == run.job.run_id) continue;
+      Run& other = runs_.at(entry->second);
+      if (other.Live() || (other.offload != nullptr && other.offload->gave_way)) continue;
+      if (!NoneCanHold(other) && !WantsMoreThanThereAre(other, moment)) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace zeroshard::coordinator

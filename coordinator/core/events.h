@@ -109,6 +109,7 @@ struct SnapshotCompleted {
 struct NewestFound {
   std::string run_id;
   absl::StatusOr<std::optional<Checkpoint>> checkpoint;
+  std::vector<std::string> skipped = {};  // where there is none: what is there instead, and why not
 };
 // TruncateHistory was carried out.
 struct HistoryTruncated {

@@ -23,6 +23,9 @@ struct CoreOptions {
   // How long a job that could go on with fewer workers waits for all that it wants, once there are
   // too few.
   absl::Duration replacement_grace = absl::Seconds(30);
+  // How long a job waits for a process of its own that was given up, and lives on, to leave its
+  // folder of checkpoints.
+  absl::Duration folder_patience = absl::Minutes(10);
   // How long a lost member stays in the list of nodes.
   absl::Duration lost_shown = absl::Minutes(10);
 

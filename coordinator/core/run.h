@@ -70,6 +70,10 @@ struct Run {
   GoingBack going_back = GoingBack::kDone;
   std::optional<absl::Duration> look_again;     // looking failed; it is tried again then
   std::optional<absl::Duration> look_deadline;  // after which it is not
+  std::string look_trouble;                     // with the last look
+  std::optional<absl::Duration> held_since;     // its folder, by a process that was given up
+  std::string folder_holder;                    // as the last start said
+  bool cut_of_restart = false;                  // it looks once more after it
   uint64_t furthest = 0;                        // step that was ever committed
 
   std::unique_ptr<OffloadedRun> offload;  // of a job whose state is in the shard stores; else null

@@ -196,9 +196,13 @@ absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
   return checkpoint;
 }
 
-absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request) {
+absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request,
+                                                       std::vector<std::string>* instead) {
   const absl::StatusOr<std::vector<CheckpointSummary>> there = ListCheckpoints(request.dir);
-  if (absl::IsNotFound(there.status())) return std::nullopt;
+  if (absl::IsNotFound(there.status())) {
+    instead->emplace_back(there.status().message());
+    return std::nullopt;
+  }
   if (!there.ok()) return there.status();
   const CheckpointSummary* newest = nullptr;
   std::vector<std::string> skipped;
@@ -213,7 +217,10 @@ absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request
       skipped.clear();
     }
   }
-  if (newest == nullptr) return std::nullopt;
+  if (newest == nullptr) {
+    *instead = std::move(skipped);
+    return std::nullopt;
+  }
   Checkpoint found;
   found.resume.set_checkpoint(newest->path);
   found.step = newest->step;

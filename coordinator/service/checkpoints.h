@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,8 +29,10 @@ absl::StatusOr<std::optional<Checkpoint>> FindStart(const v1::JobSpec& spec,
                                                     const std::string& resume_from,
                                                     bool weights_only);
 
-// What FindNewest asks for; nothing where the run has none there, also where there is no folder.
-absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request);
+// What FindNewest asks for; nothing where the run has none there, also where there is no folder:
+// `instead` then gets what is there and why it is none.
+absl::StatusOr<std::optional<Checkpoint>> FindNewestOf(const FindNewest& request,
+                                                       std::vector<std::string>* instead);
 
 // INVALID_ARGUMENT names the first difference between the model of a job and that of a checkpoint
 // that changes a tensor or the arithmetic.

@@ -45,6 +45,11 @@ std::pair<const char*, uint64_t> PointAfter(const Action& action,
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(10), kLastRetry = absl::Seconds(1);
 constexpr absl::Duration kSayRetry = absl::Seconds(5);
 
+// Of a writer's batch. While it takes longer nobody gets an answer, and who waits for one is not to
+// blame: that time is none to the core.
+constexpr absl::Duration kMostBusy = absl::Seconds(1);
+constexpr absl::Duration kFrozenLook = absl::Milliseconds(50);  // whether time goes on
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
@@ -71,8 +76,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
     }
     const std::string directory =
         absl::StrCat("jobs/", name, newest[name] == &job ? "" : absl::StrCat("@", run_id));
-    absl::StatusOr<JobFiles::Ends> ends =
-        engine->files_.Recover(directory, live, job.job.first_step);
+    absl::StatusOr<JobFiles::Ends> ends = engine->files_.Recover(
+        directory, live, job.job.first_step, job.job.history_of.empty() ? 1 : job.job.first_step);
     if (!ends.ok()) return ends.status();
     if (!ends->warning.empty()) LogWarning(ends->warning);
     job.first = ends->first;
@@ -100,8 +105,16 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
 Engine::~Engine() { Stop(); }
 
 Moment Engine::Now() const {
-  return Moment{options_.clock->Now(), absl::ToUnixMillis(options_.clock->Wall())};
+  absl::Duration now = Elapsed();
+  if (busy_since_) now = std::min(now, *busy_since_ + MostBusy());
+  return Moment{now - unserved_, absl::ToUnixMillis(options_.clock->Wall())};
 }
+
+absl::Duration Engine::MostBusy() const {
+  return std::min(kMostBusy, options_.core.heartbeat_interval);
+}
+
+bool Engine::Frozen() const { return busy_since_ && Elapsed() >= *busy_since_ + MostBusy(); }
 
 SessionId Engine::OpenSession(std::shared_ptr<SessionSink> sink) {
   std::unique_lock<std::mutex> lock(peers_mutex_);
@@ -181,7 +194,8 @@ void Engine::TimerLoop() {
   while (!stopping_) {
     const absl::Duration left = core_->NextDeadline() - Now().now;
     if (left > absl::ZeroDuration()) {
-      timer_changed_.wait_for(lock, absl::ToChronoNanoseconds(left));
+      const absl::Duration least = Frozen() ? kFrozenLook : absl::ZeroDuration();
+      timer_changed_.wait_for(lock, absl::ToChronoNanoseconds(std::max(left, least)));
       continue;
     }
     if (failed_) return;
@@ -203,8 +217,15 @@ void Engine::WriterLoop() {
       if (work_.empty()) return;
       batch.assign(std::make_move_iterator(work_.begin()), std::make_move_iterator(work_.end()));
       work_.clear();
+      busy_since_ = Elapsed();
     }
-    if (!CarryOut(batch)) return;
+    const bool carried_out = CarryOut(batch);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      unserved_ += std::max(Elapsed() - *busy_since_ - MostBusy(), absl::ZeroDuration());
+      busy_since_.reset();
+    }
+    if (!carried_out) return;
   }
 }
 
@@ -345,7 +366,8 @@ absl::Status Engine::CarryOut(Action& action) {
 }
 
 // Connections end, somebody makes room: what the system is out of may come back, and one job's file
-// is no reason to end all of them. Nothing that was decided later is carried out meanwhile.
+// is no reason to end all of them. Nothing that was decided later is carried out meanwhile, heard
+// or answered is everybody, and the core's time stands still: nobody is lost for it.
 absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
   const absl::Duration start = Elapsed();
   absl::Duration said = -absl::InfiniteDuration();
@@ -378,17 +400,17 @@ absl::Status Engine::Insist(const std::function<absl::Status()>& write) {
 }
 
 void Engine::Look(const FindNewest& request) {
-  auto found = std::make_shared<std::optional<Checkpoint>>();
+  auto found = std::make_shared<NewestFound>(NewestFound{request.run_id, std::nullopt});
   looks_->Run(
       absl::StrCat("looking for checkpoints in ", request.dir), kLookPatience,
       [request, found] {
-        absl::StatusOr<std::optional<Checkpoint>> newest = FindNewestOf(request);
-        if (newest.ok()) *found = *std::move(newest);
-        return newest.status();
+        found->checkpoint = FindNewestOf(request, &found->skipped);
+        return found->checkpoint.status();
       },
       [this, run_id = request.run_id, found](const absl::Status& status) {
+        // A look that was given up still writes into what it found.
         if (status.ok()) {
-          Post(NewestFound{run_id, std::move(*found)});
+          Post(std::move(*found));
         } else {
           Post(NewestFound{run_id, status});
         }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -126,7 +127,11 @@ class Engine {
   };
 
   explicit Engine(const Options& options) : options_(options), files_(options.data_dir) {}
+  // The core's time, which the writer can hold up; with mutex_ held once the threads run.
   Moment Now() const;
+  // The writer is at one batch for so long that the core's time stands still.
+  bool Frozen() const;  // with mutex_ held
+  absl::Duration MostBusy() const;
   RequestId Register(ReplyHandler handler);
   void Post(Event event);
   void Enqueue(Decision decision);  // with mutex_ held
@@ -154,7 +159,9 @@ class Engine {
   std::condition_variable timer_changed_;
   std::unique_ptr<Core> core_;
   std::deque<Work> work_;
-  std::multiset<std::string> unsettled_;  // ended runs whose end is not yet carried out
+  std::multiset<std::string> unsettled_;            // ended runs whose end is not yet carried out
+  std::optional<absl::Duration> busy_since_;        // the writer, with a batch
+  absl::Duration unserved_ = absl::ZeroDuration();  // that the core's time stood still, in all
   bool stopping_ = false;
   bool failed_ = false;
 

@@ -171,7 +171,8 @@ absl::Status JobFiles::Prepare(const std::string& job, const std::string& run_id
 }
 
 absl::StatusOr<JobFiles::Ends> JobFiles::Recover(const std::string& directory, bool repair,
-                                                 uint64_t first_step) {
+                                                 uint64_t first_step, uint64_t own_from) {
+  own_from = std::min(own_from, first_step);
   Ends ends;
   uint64_t last = 0;  // the step on the line before, of this run or of the one it goes on from
   absl::StatusOr<std::string> warning =
@@ -184,9 +185,8 @@ absl::StatusOr<JobFiles::Ends> JobFiles::Recover(const std::string& directory, b
                      // checkpoint holds.
                      if (record->step() > first_step && record->step() != last + 1) return false;
                      last = record->step();
-                     if (last < first_step) return true;
-                     if (ends.first.step() == 0) ends.first = *record;
-                     ends.last = *record;
+                     if (last >= own_from && ends.first.step() == 0) ends.first = *record;
+                     if (last >= first_step) ends.last = *record;
                      return true;
                    });
   if (!warning.ok()) return warning.status();

@@ -6,6 +6,7 @@
 // When a name is submitted again the old folder becomes jobs/<name>@<its run id>.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -30,15 +31,18 @@ class JobFiles {
                        const std::string& history_of = "", uint64_t first_step = 1);
 
   struct Ends {
-    v1::StepRecord first;  // of the run's own steps, from its first on; step 0: none
-    v1::StepRecord last;
+    v1::StepRecord first;  // of the run's own steps, from `own_from` on; step 0: none
+    v1::StepRecord last;   // from `first_step` on
     std::map<std::string, uint64_t> sampled;  // of a live run: by prompt, the last step sampled
     std::string warning;                      // what was cut, empty when nothing
   };
   // Reads a run's history back. Of a live run (`repair`) everything from the first line on that is
   // not the next step is cut, and everything from a line of samples on that is none; if that is
   // more than one torn line, the file is kept beside it as history.jsonl.damaged.
-  absl::StatusOr<Ends> Recover(const std::string& directory, bool repair, uint64_t first_step = 1);
+  // The run goes on at `first_step`, which moves when it goes back; it began at `own_from`, or
+  // later where no older run's steps come before.
+  absl::StatusOr<Ends> Recover(const std::string& directory, bool repair, uint64_t first_step = 1,
+                               uint64_t own_from = UINT64_MAX);
 
   // Cuts the history and samples of this run from `first_step` on, which are of steps that will be
   // done again. Each file is the old one or the new one at any time, on disk when this returns OK;

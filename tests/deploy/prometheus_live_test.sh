@@ -172,7 +172,8 @@ await 60 "fifteen seconds of steps after the recovery" \
 # without_data EXPRESSION: it asks for a series that only a cluster with TLS has, and this has none.
 without_data() {
   local name
-  for name in zeroshard_tls_certificate_expiry_timestamp_seconds zeroshard_rpc_refused_total; do
+  for name in zeroshard_tls_certificate_expiry_timestamp_seconds \
+    zeroshard_tls_certificate_reload_failures_total zeroshard_rpc_refused_total; do
     [[ $1 != *"$name"* ]] || grep -q "^$name" "$scratch/coordinator.metrics" || return 0
   done
   return 1

@@ -1,8 +1,11 @@
 #include "worker/generate/generate_main.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <iostream>
 #include <memory>
@@ -14,6 +17,7 @@
 #include "common/exit_codes.h"
 #include "common/option_checks.h"
 #include "common/status_macros.h"
+#include "common/text/shown.h"
 #include "worker/device/device.h"
 #include "worker/generate/continuation.h"
 #include "worker/generate/memory_parameters.h"
@@ -37,7 +41,9 @@ const char* Described(StopReason reason) {
   return "?";
 }
 
-// Text as it comes.
+// Of a model or a file that somebody else made.
+std::string Message(absl::string_view text) { return Shown(text, kMostMessage, Layout::kKept); }
+
 absl::Status Write(const std::string& text, std::ostream* out) {
   *out << text << std::flush;
   if (out->good()) return absl::OkStatus();
@@ -51,7 +57,7 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
   ZS_RETURN_IF_ERROR(CheckSampling(options.sampling));
   ZS_ASSIGN_OR_RETURN(ModelFiles files, OpenModelFiles(options.model, options.tokenizer));
   for (const std::string& warning : files.warnings) {
-    *err << kProgram << ": warning: " << warning << std::endl;
+    *err << kProgram << ": warning: " << Message(warning) << std::endl;
   }
   ZS_ASSIGN_OR_RETURN(
       ContinuationOptions prompt,
@@ -70,11 +76,15 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
 
   TextStream stream(files.tokenizer.get());
   std::string text;
+  // Byte for byte but on a terminal, which a model's text might command.
+  const auto say = [&](const std::string& more) {
+    return Write(options.terminal ? Shown(more, SIZE_MAX, Layout::kKept) : more, out);
+  };
   const auto add = [&](const std::string& more) {
     text += more;
-    return options.json ? absl::OkStatus() : Write(more, out);
+    return options.json ? absl::OkStatus() : say(more);
   };
-  if (!options.json) ZS_RETURN_IF_ERROR(Write(options.prompt, out));
+  if (!options.json) ZS_RETURN_IF_ERROR(say(options.prompt));
   const auto start = std::chrono::steady_clock::now();
   ZS_ASSIGN_OR_RETURN(
       const Continuation answer,
@@ -94,7 +104,7 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
                                            {"stop", NameOf(answer.reason)},
                                            {"seconds", seconds}};
     // A prompt from the command line may be any bytes.
-    return Write(result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n", out);
+    return Write(result.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n", out);
   }
   ZS_RETURN_IF_ERROR(Write("\n", out));
   *err << absl::StrFormat("%s: %d tokens after %d in %.2f s, %s", kProgram, answer.tokens.size(),
@@ -144,13 +154,14 @@ int GenerateMain(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    std::cerr << kProgram << ": " << error.what() << "; see --help" << std::endl;
+    std::cerr << kProgram << ": " << Message(error.what()) << "; see --help" << std::endl;
     return kExitUsage;
   }
   for (const DType type : {DType::kBF16, DType::kF16}) {
     if (dtype == NameOf(type)) options.dtype = type;
   }
   options.json = output == "json";
+  options.terminal = isatty(STDOUT_FILENO) == 1;
   absl::Status status;
   try {
     status = Generate(options, &std::cout, &std::cerr);
@@ -158,7 +169,7 @@ int GenerateMain(int argc, char** argv) {
     status = absl::InternalError(error.what());
   }
   if (status.ok()) return kExitOk;
-  std::cerr << kProgram << ": " << status.message() << std::endl;
+  std::cerr << kProgram << ": " << Message(status.message()) << std::endl;
   return ExitCodeFor(status);
 }
 

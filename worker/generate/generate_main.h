@@ -20,11 +20,12 @@ struct GenerateOptions {
   int threads = 1;
   DType dtype = DType::kF32;
   bool json = false;
+  bool terminal = false;  // `out` is one
 };
 
-// Text: the prompt and what follows go to `out` as they come, remarks and a closing line to `err`.
-// JSON: one object at the end. Errors as of the files, the tokenizer and the generator; ABORTED
-// where `out` cannot be written.
+// Text: the prompt and what follows go to `out` as they come, byte for byte, or on a terminal Shown
+// (common/text/shown.h); remarks and a closing line to `err`. JSON: one object in ASCII at the end.
+// Errors as of the files, the tokenizer and the generator; ABORTED where `out` cannot be written.
 absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::ostream* err);
 
 // argv[0] is the subcommand's name. Returns the process's exit code (common/exit_codes.h).

@@ -104,6 +104,7 @@ void ZeroEngine::SetWaitObserver(WaitObserver* observer) {
   waits_ = observer;
   gather_->SetWaitObserver(observer);
   reducer_->SetWaitObserver(observer);
+  rows_->SetWaitObserver(observer);
 }
 
 void ZeroEngine::BeginStep(uint64_t step) {
@@ -172,7 +173,6 @@ absl::StatusOr<UnitParameters> ZeroEngine::BeforeBackward(int unit) {
 absl::Status ZeroEngine::AfterBackward(int unit) {
   EndUses();
   if (unit != 0) return absl::OkStatus();
-  Waiting waiting(waits_, WaitKind::kRanks);
   return rows_->Reduce(step_, round_, policy_.Contributors(round_));
 }
 

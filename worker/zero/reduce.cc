@@ -44,8 +44,7 @@ class GradientReducer::UnitSink : public GradientSink {
       range.data = unit.Gradient(begin);
     } else {
       const size_t bytes = static_cast<size_t>(end - begin) * SizeOf(Wire());
-      ZS_ASSIGN_OR_RETURN(range.buffer,
-                          Kept() ? owner_.in_flight_.Take(bytes) : owner_.TakeForStores(bytes));
+      ZS_ASSIGN_OR_RETURN(range.buffer, owner_.TakeTransient(bytes));
       range.data = range.buffer.data();
     }
     ZeroOutside(range);
@@ -238,9 +237,10 @@ absl::Status GradientReducer::ReduceApart(int unit, Buffer contribution, Element
   return policy_.options.overlap ? absl::OkStatus() : compute_->WaitFor(event);
 }
 
-absl::StatusOr<Buffer> GradientReducer::TakeForStores(size_t bytes) {
+absl::StatusOr<Buffer> GradientReducer::TakeTransient(size_t bytes) {
   ZS_ASSIGN_OR_RETURN(const bool full, in_flight_.Full());
-  Waiting waiting(full ? waits_ : nullptr, WaitKind::kStores);
+  Waiting waiting(full ? waits_ : nullptr,
+                  pusher_ != nullptr ? WaitKind::kStores : WaitKind::kRanks);
   return in_flight_.Take(bytes);
 }
 

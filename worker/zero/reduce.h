@@ -44,11 +44,13 @@ class GradientReducer {
   // Waits for what is on its way; the first error.
   absl::Status Drain();
 
-  // Told of waits for room that the stores have to make; null: nobody.
+  // Told of waits for room, which the stores have to make where there are any, else the ranks;
+  // null: nobody.
   void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
 
-  // Transient memory, from the buffers that gradients leave in.
-  absl::StatusOr<Buffer> TakeTransient(size_t bytes) { return in_flight_.Take(bytes); }
+  // Transient memory, from the buffers that gradients leave in: once an earlier one has left. Tells
+  // the observer itself, so not within a wait.
+  absl::StatusOr<Buffer> TakeTransient(size_t bytes);
   void GiveTransient(Buffer buffer) { in_flight_.GiveAfter(std::move(buffer), {}); }
 
  private:
@@ -60,8 +62,6 @@ class GradientReducer {
                bool accumulate, Phase phase, int contributors);
   // The owned part of a range is the step's sum once `reduced` is done, if this is the last round.
   absl::Status PushFinal(int unit, ElementRange owned, const Event& reduced);
-  // Room for a gradient that is not kept: once the stores have an earlier one.
-  absl::StatusOr<Buffer> TakeForStores(size_t bytes);
   // Until all that is kept is reduced; the first error.
   absl::Status WaitForKept();
   absl::Status ReduceAccumulated(int unit);

@@ -123,6 +123,7 @@ absl::Status TokenRows::ReduceDense(int64_t round) {
   } else {
     ZS_ASSIGN_OR_RETURN(dense, reducer_->Sink(0)->Acquire(blocks_.begin, blocks_.end));
   }
+  Waiting waiting(waits_, WaitKind::kRanks);  // for room the stores may have been waited for
   ops_->Zero(dense, bytes);
   ops_->ScatterRows(ids(), rows(), policy_.row_slots, config_.hidden, wire_, dense);
   if (!policy_.tied) return reducer_->Sink(0)->Done(blocks_.begin, blocks_.end);
@@ -130,6 +131,7 @@ absl::Status TokenRows::ReduceDense(int64_t round) {
 }
 
 absl::Status TokenRows::GatherRows(uint64_t step, int contributors) {
+  Waiting waiting(waits_, WaitKind::kRanks);
   ZS_RETURN_IF_ERROR(FoldGathered());
   const int64_t slots = policy_.row_slots;
   const int64_t row_elements = slots * config_.hidden;

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "common/plan/planner.h"
 #include "worker/zero/reduce.h"
+#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 
@@ -30,6 +31,8 @@ class TokenRows {
   void BeginStep();
   // After the embedding's backward of a round (GradientReducer::BeginRound was called for it).
   absl::Status Reduce(uint64_t step, int64_t round, int contributors);
+  // Told of waits in Reduce; null: nobody.
+  void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
   // After GradientReducer::FinishRounds: adds the rows' sum to the owner's gradient.
   absl::Status Join();
 
@@ -49,6 +52,7 @@ class TokenRows {
   Communicator* comm_;
   Ops* ops_;
   Stream* const compute_;
+  WaitObserver* waits_ = nullptr;
   const ElementRange table_;   // of the unit's flat vector
   const ElementRange blocks_;  // the same in whole blocks
   const ElementRange owned_;   // this rank's part of it

@@ -252,6 +252,25 @@ TEST(MemberSessionTest, GivesUpOnAConnectionWhoseHelloIsNotAnswered) {
   EXPECT_FALSE(session.connected());
 }
 
+// A coordinator whose disk is full answers nobody; it must hear of a member in time afterwards.
+TEST(MemberSessionTest, SaysHelloTwiceInTheTimeInWhichItMustBeHeardOnceItWasWelcomed) {
+  FakeCluster cluster;
+  cluster.With([](auto& state) {
+    state.acknowledge = false;
+    state.answer = [](const v1::Hello&) { return FakeCluster::Welcome(1, /*timeout_ms=*/1500); };
+  });
+  Recorder recorder;
+  MemberSessionOptions options = Options(cluster);
+  options.welcome_timeout = absl::Minutes(5);
+  options.first_backoff = options.most_backoff = absl::Minutes(5);
+  MemberSession session(options, &recorder);
+  ASSERT_TRUE(session.WaitWelcome(absl::Seconds(30)).ok());
+  cluster.With([](auto& state) {
+    state.answer = [](const v1::Hello&) { return v1::CoordinatorMessage(); };
+  });
+  EXPECT_TRUE(cluster.Await([](const auto& state) { return state.hellos.size() >= 4; }));
+}
+
 TEST(MemberSessionTest, ADeposedCoordinatorIsNotFollowed) {
   FakeCluster cluster;
   cluster.With(

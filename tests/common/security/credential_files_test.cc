@@ -73,6 +73,15 @@ TEST_F(CredentialFilesTest, ABadFileIsSaidOnceAndTheOldSetStays) {
   EXPECT_EQ(files_->refused(), 3u);
 }
 
+TEST_F(CredentialFilesTest, ABundleThatIsNotWholeIsCountedAndTheOldOneStays) {
+  const CredentialFiles::Set before = files_->used();
+  WriteWhole(ca_, authority_.Pem() + "-----BEGIN CERTIFICATE-----\nhalf of o");
+  Look();
+  EXPECT_THAT(Look(), AllOf(HasSubstr(ca_), HasSubstr("block 2 in it is no certificate")));
+  EXPECT_EQ(files_->refused(), 1u);
+  EXPECT_EQ(files_->used(), before);
+}
+
 TEST_F(CredentialFilesTest, AKeyThatComesBeforeItsCertificateIsWaitedFor) {
   const CredentialFiles::Set before = files_->used();
   const Files next = authority_.Issue(folder_ / "next", kUri);

@@ -63,11 +63,40 @@ TEST_F(FilesTest, WhatIsWrongWithAFileIsSaidWithItsName) {
   const std::string junk = folder_ / "junk";
   WriteWhole(junk, "-----BEGIN CERTIFICATE-----\nnot base64\n-----END CERTIFICATE-----\n");
   EXPECT_THAT(Refused({junk, files.key, ca_, "", false}),
-              AllOf(HasSubstr(junk), HasSubstr("no certificate in it")));
+              AllOf(HasSubstr(junk), HasSubstr("block 1 in it is no certificate")));
+  const std::string empty = folder_ / "empty";
+  WriteWhole(empty, "# nothing\n");
+  EXPECT_THAT(Refused({empty, files.key, ca_, "", false}),
+              AllOf(HasSubstr(empty), HasSubstr("no certificate in it, wanted PEM")));
   EXPECT_THAT(Refused({files.cert, junk, ca_, "", false}),
               AllOf(HasSubstr(junk), HasSubstr("no private key")));
   EXPECT_THAT(Refused({files.cert, other.key, ca_, "", false}),
               AllOf(HasSubstr(other.key), HasSubstr("is not the key of"), HasSubstr(files.cert)));
+}
+
+// What follows a block that cannot be read must not be left out without a word.
+TEST_F(FilesTest, ABundleWithABlockThatIsNotWholeIsRefused) {
+  const Files files = Issue("w");
+  const std::string one = authority_.Pem(), two = TestAuthority("two").Pem();
+  const size_t middle = two.size() / 2;
+  const auto with = [&](char seen) {
+    std::string text = two;
+    text[middle] = seen;
+    return text;
+  };
+  const std::string bundle = folder_ / "bundle.crt";
+  const auto load = [&](const std::string& text) {
+    WriteWhole(bundle, text);
+    return SecurityOptions{files.cert, files.key, bundle, "", false};
+  };
+  ASSERT_TRUE(Security::Load(load(one + "# the next one\n" + two), Role::kWorker).ok());
+  const std::string not_der = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+  for (const std::string& bad : {with('*'), two.substr(0, middle), not_der}) {
+    EXPECT_THAT(Refused(load(one + bad)),
+                AllOf(HasSubstr(bundle), HasSubstr("block 2 in it is no certificate")));
+    EXPECT_THAT(Refused(load(one + bad + two)), HasSubstr("block 2 in it"));
+    EXPECT_THAT(Refused(load(bad + one)), HasSubstr("block 1 in it"));
+  }
 }
 
 TEST_F(FilesTest, ACertificateOfAnotherTimeOrAuthorityIsRefused) {

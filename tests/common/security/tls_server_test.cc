@@ -295,7 +295,7 @@ TEST_F(TlsServerTest, ABadFileLocksNobodyOutAndTheNextGoodOneTakesHold) {
   }
   EXPECT_TRUE(status.ok()) << status.error_message();
   const std::string said = testing::internal::GetCapturedStderr();
-  const size_t first = said.find(absl::StrCat("TLS: ", cert, ": no certificate in it"));
+  const size_t first = said.find(absl::StrCat("TLS: ", cert, ": block 1 in it is no certificate"));
   EXPECT_NE(first, std::string::npos) << said;
   EXPECT_EQ(said.find(absl::StrCat("TLS: ", cert), first + 1), std::string::npos) << said;
 }

@@ -185,5 +185,85 @@ TEST(FewerWorkers, AnOffloadedJobGoesOnFromTheCommittedStepAndGrowsWhenWorkersCo
   EXPECT_EQ(h.History("a-1"), UpTo(9));
 }
 
+v1::JobSpec ElasticOffload() {
+  v1::JobSpec spec = OffloadHarness::OffloadSpec("a", 2, 20, 1);
+  spec.mutable_resources()->set_min_workers(1);
+  return spec;
+}
+
+// Job "a" RUNNING on worker-0 alone.
+void StartOnOne(OffloadHarness& h, const std::vector<v1::ShardPlan>& plan = {}) {
+  h.Join("worker-0");
+  h.StartStore("store-0");
+  h.Step(Submit{h.NewRequest(), ElasticOffload(), plan, std::nullopt, /*force=*/true});
+  h.AdvanceBeating(kGrace + absl::Seconds(1), {"worker-0", "store-0"});
+  h.Pump();
+  h.BeginRanks("a");
+  ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  ASSERT_EQ(h.member("worker-0").assign->world_size(), 1);
+  h.TrainTo("a", 1);
+}
+
+// For longer than what keeps it from growing.
+void TrainOn(OffloadHarness& h, uint64_t step, std::vector<std::string> beating) {
+  beating.insert(beating.end(), {"worker-0", "store-0"});
+  for (uint64_t i = 0; i < 4; ++i) {
+    h.AdvanceBeating(absl::Seconds(10), beating);
+    h.TrainTo("a", step + i);
+  }
+}
+
+TEST(FewerWorkers, AJobDoesNotGrowIntoWorkersThatOneWhichRecoversWaitsFor) {
+  OffloadHarness h;
+  ASSERT_NO_FATAL_FAILURE(StartOnOne(h));
+  h.Join("worker-1");
+  h.Join("worker-2");
+  h.SubmitJob(Harness::SavingSpec("b", 2));
+  for (const char* name : {"worker-1", "worker-2"}) h.Work(name, 0, "loading");
+  for (const char* name : {"worker-1", "worker-2"}) h.Arrive(name, "start");
+  ASSERT_EQ(h.Status("b").state(), v1::JOB_STATE_RUNNING) << h.Status("b").reason();
+  h.Exit("worker-2", 0, 9);
+  h.Idle("worker-1");
+  ASSERT_EQ(h.Status("b").state(), v1::JOB_STATE_RECOVERING);
+  TrainOn(h, 2, {"worker-1"});
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").generation(), 1);
+  h.Forget("worker-2");
+  h.Join("worker-2");
+  EXPECT_EQ(h.member("worker-1").assign->run_id(), "b-1");
+  EXPECT_EQ(h.Status("b").generation(), 2);
+}
+
+TEST(FewerWorkers, AJobDoesNotGrowIntoWorkersThatTheFirstInTheQueueWaitsFor) {
+  OffloadHarness h;
+  ASSERT_NO_FATAL_FAILURE(StartOnOne(h));
+  h.Join("worker-1");
+  h.SubmitJob(Harness::Spec("b", 2));
+  TrainOn(h, 2, {"worker-1"});
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").generation(), 1);
+  EXPECT_EQ(h.Status("b").state(), v1::JOB_STATE_QUEUED);
+  h.CancelJob("b");
+  h.TrainTo("a", 6);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+}
+
+TEST(FewerWorkers, AJobGrowsOnlyWhereTheIdleWorkerCanHoldARank) {
+  OffloadHarness h;
+  const auto plan = PlanShards(ElasticOffload());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  h.Join("a-small-one", "host-b", 1000);
+  ASSERT_NO_FATAL_FAILURE(StartOnOne(h, *plan));
+  TrainOn(h, 2, {"a-small-one"});
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING) << h.Status("a").reason();
+  EXPECT_EQ(h.Status("a").generation(), 1);
+  h.Join("worker-1", "host-c");
+  h.TrainTo("a", 6);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  h.LetGo({"worker-0"});
+  h.Pump();
+  EXPECT_EQ(h.member("worker-1").assign->world_size(), 2);
+}
+
 }  // namespace
 }  // namespace zeroshard::coordinator

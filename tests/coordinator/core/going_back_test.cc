@@ -191,6 +191,87 @@ TEST(GoingBack, OneThatWasReportedAndIsGoneIsNotUsed) {
   EXPECT_EQ(h.Status("a").checkpoint().step(), 10) << "written again, it is no repetition";
 }
 
+TEST(GoingBack, ANewerOneThatIsDamagedIsNamedWhereTheJobGoesFurtherBack) {
+  Harness h;
+  Start(h, 12);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.ReportSaved("worker-0", Harness::Saved(10));
+  h.DamageCheckpoint(10);
+  Replace(h);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_THAT(Events(h),
+              AllOf(HasSubstr("goes back to the checkpoint of step 5, /ckpt/step-5; 7 steps"),
+                    HasSubstr("step 10, /ckpt/step-10, was reported complete, and is not complete "
+                              "any more; not used: /ckpt/step-10 has no manifest.json")));
+}
+
+TEST(GoingBack, TheOneThatItWentOnFromMayBeGoneTheNextTime) {
+  Harness h;
+  Start(h, 12);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.ReportSaved("worker-0", Harness::Saved(10));
+  Replace(h);
+  Begin(h);
+  h.Steps("worker-0", 11, 14);
+  h.DamageCheckpoint(10);
+  Replace(h);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_EQ(h.member("worker-0").assign->resume().checkpoint(), "/ckpt/step-5");
+  EXPECT_EQ(h.Status("a").checkpoint().step(), 5);
+  EXPECT_EQ(h.History("a-1"), UpTo(5));
+  EXPECT_EQ(h.Status("a").steps_lost(), 11);
+}
+
+// The folder is not mounted, or another one on the coordinator's host.
+TEST(GoingBack, WhereNoneIsFoundAlthoughOneWasReportedNothingIsCutAndTheJobFailsInTheEnd) {
+  for (const bool damaged : {false, true}) {
+    Harness h;
+    Start(h, 8);
+    h.ReportSaved("worker-0", Harness::Saved(5));
+    if (damaged) {
+      h.DamageCheckpoint(5);
+    } else {
+      h.disk().clear();
+    }
+    Replace(h);
+    h.AdvanceBeating(absl::Seconds(30), kBoth);
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+    EXPECT_THAT(
+        h.Status("a").reason(),
+        AllOf(HasSubstr("the checkpoint of step 5, /ckpt/step-5, was reported complete"),
+              HasSubstr("no complete one in /ckpt"), HasSubstr("one folder for all hosts")));
+    EXPECT_EQ(h.History("a-1"), UpTo(8));
+    h.Restart();
+    for (const std::string& name : kBoth) h.Connect(name);
+    h.AdvanceBeating(absl::Seconds(63), kBoth);
+    EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+    EXPECT_THAT(h.Status("a").reason(),
+                AllOf(HasSubstr("no complete one in /ckpt"), HasSubstr("timeouts.start_seconds"),
+                      HasSubstr("--resume-from /ckpt/step-5")));
+    if (damaged) {
+      EXPECT_THAT(h.Status("a").reason(), HasSubstr("(/ckpt/step-5 has no manifest.json)"));
+    }
+    EXPECT_EQ(h.History("a-1"), UpTo(8));
+    EXPECT_EQ(h.Status("a").committed_step(), 8);
+    EXPECT_EQ(h.Status("a").checkpoint().step(), 5);
+    EXPECT_EQ(h.Status("a").steps_lost(), 0);
+  }
+}
+
+TEST(GoingBack, AFolderThatComesBackInTimeIsGoneOnFrom) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  h.disk().clear();
+  Replace(h);
+  h.AdvanceBeating(absl::Seconds(30), kBoth);
+  ASSERT_EQ(h.Status("a").generation(), 1);
+  h.WriteCheckpoint("a-1", 5);
+  h.AdvanceBeating(absl::Seconds(2), kBoth);
+  EXPECT_EQ(h.member("worker-0").assign->first_step(), 6);
+  EXPECT_EQ(h.History("a-1"), UpTo(5));
+}
+
 // While the coordinator was away rank 0 trained on, saved, and died with what it had to report.
 TEST(GoingBack, StepsThatNobodyReportedAreMissingInTheHistoryAndSaidToBe) {
   Harness h;
@@ -337,6 +418,113 @@ TEST(GoingBack, AProcessThatStillHoldsTheFolderIsWaitedFor) {
   h.AdvanceBeating(absl::Seconds(11), kBoth);
   EXPECT_EQ(h.Status("a").generation(), 3);
   EXPECT_EQ(h.member("worker-0").assign->first_step(), 8);
+}
+
+// Each rank finds the folder locked by the process that was given up.
+void FindFolderHeld(Harness& h) {
+  for (const std::string& name : kBoth) h.Work(name, 0, "loading");
+  for (const std::string& name : kBoth) {
+    h.End(name, "FAILED_PRECONDITION",
+          "checkpoint.dir /ckpt: job a (run a-1, process 7 on host host-a) writes there; wait", 0);
+  }
+  LetGo(h, kBoth);
+}
+
+void AwaitGeneration(Harness& h, uint64_t generation) {
+  for (int i = 0; i < 65 && h.Status("a").generation() < generation; ++i) {
+    h.AdvanceBeating(absl::Seconds(1), kBoth);
+  }
+  ASSERT_EQ(h.Status("a").generation(), generation) << h.Status("a").reason();
+}
+
+TEST(GoingBack, WaitingForTheFolderIsNoRecoveryThatLedNowhere) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  Replace(h);
+  for (uint64_t generation = 2; generation <= 9; ++generation) {
+    ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, generation));
+    FindFolderHeld(h);
+    ASSERT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING) << h.Status("a").reason();
+    EXPECT_THAT(h.Status("a").reason(),
+                AllOf(HasSubstr("kill it"), HasSubstr("process 7 on host host-a")));
+  }
+  ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, 10));  // it was killed
+  Begin(h);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RUNNING);
+  h.Steps("worker-0", 6, 9);
+  EXPECT_EQ(h.History("a-1"), UpTo(9));
+}
+
+TEST(GoingBack, AFolderThatIsNeverLeftEndsTheJobAndSaysWhichProcessToKill) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  Replace(h);
+  const absl::Duration begun = h.now();
+  for (uint64_t generation = 2;; ++generation) {
+    ASSERT_LT(generation, 20);
+    ASSERT_NO_FATAL_FAILURE(AwaitGeneration(h, generation));
+    FindFolderHeld(h);
+    if (h.Status("a").state() != v1::JOB_STATE_RECOVERING) break;
+  }
+  EXPECT_GE(h.now() - begun, absl::Minutes(10));
+  EXPECT_LE(h.now() - begun, absl::Minutes(12));
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(h.Status("a").reason(),
+              AllOf(HasSubstr("kill that process"), HasSubstr("process 7 on host host-a"),
+                    HasSubstr("--resume-from /ckpt/step-5")));
+}
+
+TEST(GoingBack, ACoordinatorThatDiesWhileItLooksLooksAgain) {
+  Harness h;
+  Start(h, 0);
+  h.WriteCheckpoint("a-1", 3);  // nobody reported it, nor a step
+  h.HoldAnswers();
+  Replace(h);
+  ASSERT_THAT(h.Status("a").reason(), HasSubstr("looks for"));
+  h.Restart();
+  h.AnswerHeld();
+  for (const std::string& name : kBoth) h.Connect(name);
+  ASSERT_EQ(h.Status("a").generation(), 2) << h.Status("a").reason();
+  EXPECT_EQ(h.member("worker-1").assign->first_step(), 4);
+  EXPECT_EQ(h.member("worker-1").assign->resume().checkpoint(), "/ckpt/step-3");
+}
+
+TEST(GoingBack, OnlyBeforeItHasTrainedAnotherRunsCheckpointsAreToldByTheirTimeWithClocksApart) {
+  Harness h;
+  h.JoinMany(2);
+  const int64_t submitted = h.unix_ms();
+  h.StartJob(Harness::SavingSpec("a", 2), kBoth);
+  Replace(h);
+  EXPECT_EQ(h.last_look().since_unix_ms, submitted - 3600 * 1000);
+  Begin(h);
+  h.Steps("worker-0", 1, 5);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  Replace(h);
+  EXPECT_EQ(h.last_look().since_unix_ms, 0);
+  Begin(h);
+  Replace(h);  // with no step of this generation
+  EXPECT_EQ(h.last_look().since_unix_ms, 0);
+}
+
+TEST(GoingBack, TheFirstStepOfTheRunStaysItsFirstOverARestart) {
+  Harness h;
+  Start(h, 8);
+  h.ReportSaved("worker-0", Harness::Saved(5));
+  Replace(h);
+  Begin(h);
+  EXPECT_EQ(h.Status("a").first().step(), 1);
+  h.Steps("worker-0", 6, 7);
+  h.Restart();
+  EXPECT_EQ(h.Status("a").first().step(), 1);
+  EXPECT_EQ(h.Status("a").last().step(), 7);
+  EXPECT_EQ(h.Status("a").committed_step(), 7);
+  for (const std::string& name : kBoth) h.Connect(name, /*running=*/true);
+  Replace(h);
+  h.Restart();
+  EXPECT_EQ(h.Status("a").first().step(), 1);
+  EXPECT_EQ(h.Status("a").committed_step(), 5);
 }
 
 TEST(GoingBack, AnotherJobsFolderIsNotWaitedFor) {

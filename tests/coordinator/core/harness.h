@@ -300,6 +300,11 @@ class Harness {
     disk_[step] = From(step, run_id);
   }
   std::map<uint64_t, Checkpoint>& disk() { return disk_; }
+  const FindNewest& last_look() const { return last_look_; }
+  void DamageCheckpoint(uint64_t step) {
+    damaged_[step] = absl::StrCat(disk_.at(step).resume.checkpoint(), " has no manifest.json");
+    disk_.erase(step);
+  }
   // What FindNewest and TruncateHistory are answered with: at once, or when it is asked for. A disk
   // that is not OK is found by nobody.
   void HoldAnswers() { holds_answers_ = true; }
@@ -400,9 +405,8 @@ class Harness {
       const auto found = history_.find(run_id);
       if (found == history_.end()) continue;
       for (const v1::StepRecord& record : found->second) {
-        if (record.step() < job.job.first_step) continue;
         if (job.first.step() == 0) job.first = record;
-        job.last = record;
+        if (record.step() >= job.job.first_step) job.last = record;
       }
     }
     core_ = std::make_unique<Core>(options_, std::move(state), absl::StrCat("cluster-", ++boots_));
@@ -432,7 +436,10 @@ class Harness {
     std::vector<Event> answers;
     for (const Action& action : decision.actions) {
       if (const auto* find = std::get_if<FindNewest>(&action)) {
-        answers.push_back(NewestFound{find->run_id, Newest(*find)});
+        last_look_ = *find;
+        NewestFound found{find->run_id, Newest(*find)};
+        for (const auto& [step, what] : damaged_) found.skipped.push_back(what);
+        answers.push_back(std::move(found));
       } else if (const auto* cut = std::get_if<TruncateHistory>(&action)) {
         answers.push_back(HistoryTruncated{cut->run_id});
       } else if (const auto* send = std::get_if<SendToSession>(&action)) {
@@ -476,6 +483,9 @@ class Harness {
       if (checkpoint.run_id != request.run_id || checkpoint.dir != request.dir) continue;
       if (!newest || step <= request.committed_step) newest = checkpoint;
     }
+    for (const auto& [step, what] : damaged_) {
+      if (newest && step > newest->step) newest->skipped.push_back(what);
+    }
     return newest;
   }
 
@@ -491,6 +501,8 @@ class Harness {
   std::map<std::string, std::vector<v1::SampleRecord>> samples_;
   std::vector<Measure> measures_;
   std::map<uint64_t, Checkpoint> disk_;  // checkpoints by step
+  std::map<uint64_t, std::string> damaged_;
+  FindNewest last_look_;
   absl::Status disk_status_;
   bool holds_answers_ = false;
   std::vector<Event> held_;

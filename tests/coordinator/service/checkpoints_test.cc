@@ -219,12 +219,15 @@ TEST_F(CheckpointsTest, AListNamesWhatIsCompleteAndWhatIsNot) {
 
 TEST_F(CheckpointsTest, ARunsOwnNewestIsFoundOfTheCommittedStepOrBefore) {
   const std::string& dir = spec.checkpoint().dir();
+  std::vector<std::string> instead;
   const auto newest = [&](const std::string& run_id, uint64_t committed, int64_t since = 0) {
-    const auto found = FindNewestOf({run_id, dir, committed, since});
+    instead.clear();
+    const auto found = FindNewestOf({run_id, dir, committed, since}, &instead);
     EXPECT_TRUE(found.ok()) << found.status();
     return found.ok() && *found ? (*found)->step : 0;
   };
   EXPECT_EQ(newest("demo-1", 50), 0u) << "there is no folder";
+  EXPECT_THAT(instead, ElementsAre(HasSubstr(dir)));
   WriteCheckpoint(spec, "demo-1", 10);
   WriteCheckpoint(spec, "demo-2", 20);
   const std::string path = WriteCheckpoint(spec, "demo-2", 40);
@@ -235,10 +238,13 @@ TEST_F(CheckpointsTest, ARunsOwnNewestIsFoundOfTheCommittedStepOrBefore) {
   EXPECT_EQ(newest("demo-3", 50), 0u);
   EXPECT_EQ(newest("demo-2", 50, 1767225600001), 0u) << "it is older than the run";
   std::filesystem::remove(path + "/manifest.json");
-  const auto found = FindNewestOf({"demo-2", dir, 50, 0});
+  const auto found = FindNewestOf({"demo-2", dir, 50, 0}, &instead);
   ASSERT_TRUE(found.ok() && *found) << found.status();
   EXPECT_EQ((*found)->step, 20u);
   EXPECT_THAT((*found)->skipped, ElementsAre(HasSubstr("has no manifest.json")));
+  std::filesystem::remove(folder / "ckpt/step-00000020/manifest.json");
+  EXPECT_EQ(newest("demo-2", 50), 0u);
+  EXPECT_THAT(instead, ElementsAre(HasSubstr("step-00000020"), HasSubstr("step-00000040")));
 }
 
 }  // namespace

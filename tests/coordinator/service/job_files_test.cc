@@ -161,6 +161,17 @@ TEST_F(JobFilesTest, AHistoryThatLacksStepsBeforeTheRunIsWhole) {
   EXPECT_EQ(Contents(HistoryPath()), whole);
 }
 
+TEST_F(JobFilesTest, ARunThatWentBackStillBeganWhereItBegan) {
+  ASSERT_TRUE(files.Prepare("a", "a-1").ok());
+  Append(1, 5);
+  auto ends = files.Recover("jobs/a", true, 4, /*own_from=*/1);
+  EXPECT_EQ(ends->first.step(), 1u);
+  EXPECT_EQ(ends->last.step(), 5u);
+  ends = files.Recover("jobs/a", true, 6, /*own_from=*/1);
+  EXPECT_EQ(ends->first.step(), 1u);
+  EXPECT_EQ(ends->last.step(), 0u) << "it is to do step 6";
+}
+
 TEST_F(JobFilesTest, ARunWhoseOlderOneIsNotThereBeginsWithItsOwnSteps) {
   ASSERT_TRUE(files.Prepare("a", "a-2", "a-0", 4).ok());
   EXPECT_FALSE(std::filesystem::exists(HistoryPath()));

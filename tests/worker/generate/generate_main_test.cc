@@ -1,19 +1,26 @@
 #include "worker/generate/generate_main.h"
 
 #include <gmock/gmock.h>
+#include <pty.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "common/checkpoint/files.h"
 #include "common/checkpoint/store.h"
 #include "common/exit_codes.h"
 #include "common/hf/export.h"
 #include "common/safetensors/safetensors.h"
+#include "common/text/shown.h"
 #include "tests/common/temp_folder.h"
 #include "tests/worker/generate/byte_tokenizer.h"
 #include "tests/worker/generate/tiny_model.h"
@@ -27,6 +34,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using Json = nlohmann::json;
 
 void Write(const std::string& path, const std::string& text) {
@@ -168,6 +176,71 @@ TEST_F(GenerateTest, TextIsThePromptAndWhatFollows) {
   ASSERT_TRUE(Generate(options, &out, &err).ok());
   EXPECT_EQ(out.str(), "Hello" + Run(options)["text"].get<std::string>() + "\n");
   EXPECT_THAT(err.str(), HasSubstr("12 tokens after 5"));
+}
+
+// A model that is hot enough says anything, escape sequences too.
+TEST_F(GenerateTest, ATerminalIsNotCommandedByWhatAModelSays) {
+  GenerateOptions options{.model = MakeFolder("gpt2"),
+                          .prompt = "a\x1b[2J\xc2\x9b\xe2\x80\xae\n\tz",
+                          .tokenizer = "bytes",
+                          .max_tokens = 100,
+                          .sampling = {.temperature = 50, .seed = 1}};
+  const auto output = [&] {
+    std::ostringstream out, err;
+    EXPECT_TRUE(Generate(options, &out, &err).ok());
+    return out.str();
+  };
+  const auto commands = [](absl::string_view text) {
+    return std::count_if(text.begin(), text.end(), [](char c) {
+      return (c >= 0 && c < ' ' && c != '\n' && c != '\t') || c == '\x7f';
+    });
+  };
+  const std::string piped = output();
+  EXPECT_EQ(piped.substr(0, options.prompt.size()), options.prompt);
+  EXPECT_GT(commands(piped.substr(options.prompt.size())), 0) << "or this shows nothing";
+  options.terminal = true;
+  const std::string seen = output();
+  EXPECT_EQ(commands(seen), 0) << absl::CHexEscape(seen);
+  EXPECT_TRUE(absl::StartsWith(seen, "a\\x1b[2J\\u009b\\u202e\n\tz")) << absl::CHexEscape(seen);
+  EXPECT_EQ(seen, Shown(piped, SIZE_MAX, Layout::kKept));
+  options.json = true;
+  const std::string json = output();
+  EXPECT_TRUE(std::all_of(json.begin(), json.end(), [](char c) {
+    return c == '\n' || (c >= ' ' && c < '\x7f');
+  })) << json;
+  EXPECT_EQ(Json::parse(json)["prompt"], options.prompt);
+}
+
+TEST_F(GenerateTest, TheProgramKnowsATerminal) {
+  const std::string model = "--model=" + MakeFolder("gpt2");
+  char program[] = "generate", prompt[] = "--prompt=\x1b[2J", tokenizer[] = "--tokenizer=bytes",
+       most[] = "--max-tokens=1";
+  char* argv[] = {program, const_cast<char*>(model.c_str()), prompt, tokenizer, most, nullptr};
+  int terminal = -1, end = -1;
+  ASSERT_EQ(openpty(&terminal, &end, nullptr, nullptr, nullptr), 0);
+  std::cout.flush();
+  const int saved = dup(STDOUT_FILENO);
+  dup2(end, STDOUT_FILENO);
+  const int code = GenerateMain(5, argv);
+  std::cout.flush();
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  char seen[256] = {};
+  const ssize_t got = read(terminal, seen, sizeof(seen) - 1);
+  close(end);
+  close(terminal);
+  EXPECT_EQ(code, kExitOk);
+  ASSERT_GT(got, 0);
+  EXPECT_TRUE(absl::StartsWith(seen, "\\x1b[2J")) << absl::CHexEscape(seen);
+}
+
+TEST_F(GenerateTest, AMessageMovesNoCursor) {
+  char program[] = "generate", model[] = "--model=/no/\x1b[2J", prompt[] = "--prompt=x";
+  char* argv[] = {program, model, prompt, nullptr};
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(GenerateMain(3, argv), kExitNotFound);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("/no/\\x1b[2J"), Not(HasSubstr("\x1b"))));
 }
 
 TEST_F(GenerateTest, TheFoldersTokenizerBeginsAndEndsTexts) {

@@ -15,6 +15,7 @@
 #include "worker/comm/gloo_communicator.h"
 #include "worker/comm/staged_communicator.h"
 #include "worker/zero/staged_store.h"
+#include "worker/zero/token_rows.h"
 
 namespace zeroshard {
 namespace {
@@ -87,11 +88,17 @@ class LeavingGradients : public testing::TestWithParam<int>, public WaitObserver
 
   // The stores take what the oldest buffer holds when somebody waits for room, and not before.
   void BeginWait(WaitKind kind) override {
-    EXPECT_EQ(kind, WaitKind::kStores);
+    EXPECT_FALSE(waiting_) << "waits do not nest";
+    waiting_ = true;
+    if (kind == WaitKind::kRanks) {
+      ++waits_for_ranks_;
+      return;
+    }
+    EXPECT_EQ(waits_for_ranks_, 0) << "room is there before the ranks are";
     ++waits_;
     store_->Acknowledge(parts_, error_);
   }
-  void EndWait() override {}
+  void EndWait() override { waiting_ = false; }
 
   // Different in each unit and element.
   static std::vector<float> Gradient(int unit, int64_t length) {
@@ -131,7 +138,9 @@ class LeavingGradients : public testing::TestWithParam<int>, public WaitObserver
   std::unique_ptr<GradientPusher> pusher_;
   std::unique_ptr<GradientReducer> reducer_;
   const int parts_ = 2;  // of a block, as Backward hands it out
-  int waits_ = 0;
+  int waits_ = 0;        // for stores
+  int waits_for_ranks_ = 0;
+  bool waiting_ = false;
   absl::Status error_;  // of what the store is then told to take
 };
 
@@ -143,6 +152,7 @@ INSTANTIATE_TEST_SUITE_P(On, LeavingGradients, testing::Values(kCpu, 0, 1, 2, 3,
 
 TEST_P(LeavingGradients, ABufferIsWrittenAgainOnlyWhenTheStoreHasReadIt) {
   for (int unit = kLayers; unit >= 1; --unit) Backward(unit);
+  EXPECT_EQ(waits_for_ranks_, 0);
   EXPECT_EQ(waits_, kLayers - kRoom) << "each block after the third waits for the one before it";
   EXPECT_EQ(store_->pushed.size(), static_cast<size_t>(parts_ * kLayers));
   store_->Acknowledge(1000);
@@ -153,6 +163,26 @@ TEST_P(LeavingGradients, ABufferIsWrittenAgainOnlyWhenTheStoreHasReadIt) {
     EXPECT_EQ(std::memcmp(push.read.data(), wanted.data() + push.begin, push.read.size()), 0)
         << "unit " << push.unit << " from element " << push.begin;
   }
+}
+
+TEST_P(LeavingGradients, RoomForTheTokensRowsIsAWaitForTheStores) {
+  policy_.sparse_rows = false;
+  ASSERT_TRUE(policy_.tied);
+  const auto rows = TokenRows::Create(&model_, &policy_, &units_.front(), reducer_.get(),
+                                      comm_.get(), device_.get(), ops_.get());
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  (*rows)->SetWaitObserver(this);
+  const int64_t tokens = policy_.row_slots;
+  ops_->Zero((*rows)->ids(), static_cast<size_t>(tokens) * sizeof(int32_t));
+  ops_->Zero((*rows)->rows(), static_cast<size_t>(tokens * model_.config.hidden) * sizeof(float));
+  for (int unit = kLayers; unit > kLayers - kRoom; --unit) Backward(unit);
+  EXPECT_EQ(waits_, 0);
+  ASSERT_TRUE((*rows)->Reduce(1, 0, 1).ok());
+  EXPECT_EQ(waits_, 1);
+  EXPECT_EQ(waits_for_ranks_, 1);
+  store_->Acknowledge(1000);
+  ASSERT_TRUE(pusher_->Drain().ok());
+  ASSERT_TRUE(reducer_->Drain().ok());
 }
 
 TEST_P(LeavingGradients, ThreeBlocksAreTheMostThatLiveAtOnceAndNothingIsKept) {
