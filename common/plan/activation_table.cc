@@ -81,6 +81,13 @@ void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block ke
   scratch.Place("attn.d_out", Product({rows, width}), dtype);
   // The MLP's activation, then its gradient; the gradient of q, k and v when the MLP is done.
   scratch.Place("wide", Product({rows, std::max(c.intermediate, qkv)}), dtype);
+  // Of a half's normalised input: on its way between ranks while products still read that input.
+  if (c.tensor > 1) scratch.Place("d_in", Product({rows, c.hidden}), dtype);
+}
+
+// The rows of this rank's table that tokens have.
+void PlaceLocalIds(const ModelConfig& c, int64_t rows, Block scratch) {
+  if (c.tensor > 1) scratch.Place("ids", rows, DType::kI32);
 }
 
 void PlaceHeadNorm(const ModelConfig& c, int64_t rows, DType dtype, Block scratch) {
@@ -93,6 +100,10 @@ void PlaceHead(const ModelConfig& c, int64_t micro_batch, DType dtype, Block scr
   PlaceHeadNorm(c, Product({micro_batch, c.sequence}), dtype, scratch);
   scratch.Place("logits", Product({c.vocab, c.sequence}), dtype);  // of one sequence, [V, T]
   scratch.Place("losses", c.sequence, DType::kF32);
+  if (c.tensor > 1) {
+    PlaceLocalIds(c, c.sequence, scratch);  // of targets
+    scratch.Place("softmax", Product({c.tensor, 3, c.sequence}), DType::kF32);
+  }
   // A micro-batch of one sequence needs no sum: its products are final.
   if (micro_batch > 1) {
     scratch.Place("lm_head.gradient", Product({c.vocab, c.hidden}), DType::kF32);
@@ -115,6 +126,7 @@ ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, in
   Block kept(&table.kept, &table.kept_bytes);
   Block scratch(&table.scratch, &table.scratch_bytes);
   if (kind == UnitKind::kEmbedding) {
+    PlaceLocalIds(config, Product({micro_batch, config.sequence}), scratch);
     // No larger than a block's "norm.out", so that dropout adds no byte to a job.
     if (config.embd_pdrop > 0) {
       scratch.Place("gradient", Product({micro_batch, config.sequence, config.hidden}), dtype);
@@ -133,8 +145,14 @@ ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, in
 ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_t rows,
                                 DType dtype) {
   ActivationTable table;
-  const Block scratch(&table.scratch, &table.scratch_bytes);
-  if (kind == UnitKind::kHead) PlaceHeadNorm(config, rows, dtype, scratch);
+  Block scratch(&table.scratch, &table.scratch_bytes);
+  if (kind == UnitKind::kEmbedding) PlaceLocalIds(config, rows, scratch);
+  if (kind == UnitKind::kHead) {
+    PlaceHeadNorm(config, rows, dtype, scratch);
+    // Of all ranks, each [rows, vocab].
+    if (config.tensor > 1)
+      scratch.Place("logits", Product({config.tensor, rows, config.vocab}), DType::kF32);
+  }
   if (kind == UnitKind::kBlock) {
     ModelConfig part = config;
     part.sequence = rows;

@@ -70,7 +70,7 @@ MeshTraffic TrafficOfMesh(const ModelConfig& sliced, int tensor, int pipeline, i
     const auto t = static_cast<uint64_t>(tensor);
     const uint64_t once = static_cast<uint64_t>(sliced.layers) * 2 * (2 * (t - 1) * boundary / t);
     traffic.all_reduce_forward = once;
-    traffic.all_reduce_backward = checkpointing ? 2 * once : once;
+    traffic.all_reduce_backward = checkpointing ? once + once / 2 : once;
   }
   if (pipeline > 1) traffic.send_forward = traffic.send_backward = boundary;
   return traffic;

@@ -27,7 +27,8 @@ double IdleShare(const ModelConfig& config, int pipeline, bool checkpointing,
 // Bytes that a rank sends for one micro-batch of `micro_batch` sequences, `element` bytes each,
 // beside what ZeRO's data dimension sends.
 //   tensor: two all-reduces of [mb*T, C] a block forward and two backward (Shoeybi et al. 2019,
-//     section 3), two more where the block is computed again; as a ring, 2 (t-1)/t of the bytes.
+//     section 3), one more where the block is computed again, as its last sum is not; as a ring,
+//     2 (t-1)/t of the bytes.
 //   pipeline: one [mb*T, C] to the next stage forward and one back.
 struct MeshTraffic {
   uint64_t all_reduce_forward = 0, all_reduce_backward = 0;

@@ -44,6 +44,8 @@ struct ModelConfig {
   bool mlp_bias = false;   // on all matrices of the MLP; gpt2: true
   RopeScale rope_scale;
   float embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
+  // Tensor ranks of whose one heads, kv_heads, intermediate and vocab are (tensor_slices.h).
+  int tensor = 1;
 };
 
 // How tensor parallelism splits a tensor: never, or along its outermost dimension.

@@ -26,6 +26,7 @@ ModelConfig LocalConfig(const ModelConfig& full, int tensor) {
   local.kv_heads = std::max<int64_t>(1, full.kv_heads / tensor);
   local.intermediate /= tensor;
   local.vocab = CeilDiv(full.vocab, tensor);
+  local.tensor = tensor;
   return local;
 }
 
@@ -84,7 +85,11 @@ std::string TensorProblem(const ModelTable& model, int tensor) {
 }
 
 TensorRank MakeTensorRank(const ModelTable& model, int tensor, int rank) {
-  TensorRank result{.model = model, .slices = {}, .tensor = tensor, .rank = rank};
+  TensorRank result{.model = model,
+                    .slices = {},
+                    .tensor = tensor,
+                    .rank = rank,
+                    .full_vocab = model.config.vocab};
   result.model.config = LocalConfig(model.config, tensor);
   for (UnitTable& unit : result.model.units) {
     std::vector<TensorSlice>& slices = result.slices.emplace_back();

@@ -37,11 +37,12 @@ struct TensorSlice {
 
 struct TensorRank {
   // Local shapes, offsets and lengths; of the configuration heads, kv_heads, intermediate and vocab
-  // are those of this rank (vocab with padding), the rest the model's. With it activation tables,
-  // policies and plans are made as for a model of its own.
+  // are those of this rank (vocab with padding), tensor is their number, the rest the model's. With
+  // it activation tables, policies and plans are made as for a model of its own.
   ModelTable model;
   std::vector<std::vector<TensorSlice>> slices;  // by unit and parameter, as in model.units
   int tensor = 1, rank = 0;
+  int64_t full_vocab = 0;  // V: without padding
   bool IsHome(size_t unit, size_t parameter) const { return slices[unit][parameter].home == rank; }
 };
 

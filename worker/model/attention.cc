@@ -13,17 +13,20 @@ size_t Bytes(int64_t elements, DType dtype) {
 
 }  // namespace
 
-SelfAttention::SelfAttention(const ModelConfig& config, const UnitTable& unit, int64_t unit_index)
+SelfAttention::SelfAttention(const ModelConfig& config, const UnitTable& unit, int64_t unit_index,
+                             int64_t first_head)
     : config_(config),
       width_(config.heads * config.head_dim),
       kv_width_(config.kv_heads * config.head_dim),
       qkv_width_(width_ + 2 * kv_width_),
+      first_head_(first_head),
       dropout_site_(DropoutSite(unit_index, DropoutPlace::kAttentionWeights)),
       rotary_(config.architecture == Architecture::kLlama),
       frequencies_(rotary_ ? RopeFrequencies(config) : std::vector<float>()),
       q_(*unit.Find("attn.q.weight")),
-      qkv_trainable_(q_.trainable || unit.Find("attn.k.weight")->trainable ||
-                     unit.Find("attn.v.weight")->trainable),
+      k_(*unit.Find("attn.k.weight")),
+      v_(*unit.Find("attn.v.weight")),
+      qkv_trainable_(q_.trainable || k_.trainable || v_.trainable),
       proj_(*unit.Find("attn.proj.weight")) {
   if (config.qkv_bias) {
     for (size_t i = 0; i < kBiases.size(); ++i) qkv_biases_[i] = *unit.Find(kBiases[i]);
@@ -46,6 +49,7 @@ AttentionArgs SelfAttention::Arguments(const Pass& pass) const {
   args.dtype = pass.dtype();
   if (pass.mb != nullptr) args.document_start = pass.mb->document_start;
   args.dropout = pass.Dropout(config_.attn_pdrop, dropout_site_);
+  args.dropout.first_element = first_head_ * pass.sequence * pass.sequence;
   return args;
 }
 
@@ -76,9 +80,8 @@ absl::Status SelfAttention::Forward(const Pass& pass, const void* in, void* out)
   void* attention = pass.At("attn.out");
   status = pass.cache == nullptr ? Attend(pass, attention) : AttendCached(pass, attention);
   if (!status.ok()) return status;
-  return pass.Product(attention, false, pass.Parameter(proj_), false, out, pass.rows,
-                      config_.hidden, width_,
-                      config_.proj_bias ? pass.Parameter(proj_bias_) : nullptr);
+  return pass.RowSplitProduct(attention, pass.Parameter(proj_), out, config_.hidden, width_,
+                              config_.proj_bias ? pass.Parameter(proj_bias_) : nullptr);
 }
 
 absl::Status SelfAttention::Attend(const Pass& pass, void* out) const {
@@ -132,14 +135,43 @@ absl::Status SelfAttention::BackwardScores(const Pass& pass) const {
 }
 
 absl::Status SelfAttention::BackwardInput(const Pass& pass, const void* in, void* d_in) const {
-  const void* d_qkv = pass.At("wide");
-  if (qkv_trainable_) {
-    const absl::Status status = pass.Product(d_qkv, true, in, false, pass.Gradient(q_), qkv_width_,
-                                             config_.hidden, pass.rows);
-    if (!status.ok()) return status;
+  if (pass.group == nullptr) {
+    const absl::Status status = MatrixGradients(pass, in);
+    return status.ok() ? InputGradient(pass, d_in) : status;
   }
-  return pass.Product(d_qkv, false, pass.Parameter(q_), false, d_in, pass.rows, config_.hidden,
-                      qkv_width_);
+  absl::Status status = InputGradient(pass, d_in);
+  if (!status.ok()) return status;
+  // Its sum is on its way while the matrices' gradients are computed.
+  const Event sum = pass.BeginSum(d_in, pass.rows * config_.hidden);
+  status = MatrixGradients(pass, in);
+  if (status.ok() && pass.group->has_copies()) status = SumCopies(pass);
+  if (status.ok()) status = pass.group->Wait(sum);
+  return status;
+}
+
+absl::Status SelfAttention::MatrixGradients(const Pass& pass, const void* in) const {
+  if (!qkv_trainable_) return absl::OkStatus();
+  return pass.Product(pass.At("wide"), true, in, false, pass.Gradient(q_), qkv_width_,
+                      config_.hidden, pass.rows);
+}
+
+absl::Status SelfAttention::InputGradient(const Pass& pass, void* d_in) const {
+  return pass.Product(pass.At("wide"), false, pass.Parameter(q_), false, d_in, pass.rows,
+                      config_.hidden, qkv_width_);
+}
+
+// Key and value heads that several ranks hold serve other queries on each: what they lack of their
+// gradient is on the others.
+absl::Status SelfAttention::SumCopies(const Pass& pass) const {
+  const auto sum = [&](const ParameterInfo& k, const ParameterInfo& v) {
+    if (!k.trainable && !v.trainable) return absl::OkStatus();
+    const int64_t n = v.offset + v.size - k.offset;
+    return pass.group->Wait(
+        pass.group->BeginSumOfCopies(pass.Gradient(k), n, pass.dtype(), pass.info));
+  };
+  const absl::Status status = sum(k_, v_);
+  if (!status.ok() || !config_.qkv_bias) return status;
+  return sum(qkv_biases_[1], qkv_biases_[2]);
 }
 
 void SelfAttention::BiasGradients(const Pass& pass, const void* d_qkv) const {

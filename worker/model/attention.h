@@ -14,8 +14,10 @@ namespace zeroshard {
 
 class SelfAttention {
  public:
-  // `unit`: the block's table, the unit_index-th of the model.
-  SelfAttention(const ModelConfig& config, const UnitTable& unit, int64_t unit_index);
+  // `unit`: the block's table, the unit_index-th of the model; first_head: of the queries, of a
+  // tensor rank.
+  SelfAttention(const ModelConfig& config, const UnitTable& unit, int64_t unit_index,
+                int64_t first_head);
 
   // out [rows, C] from in [rows, C]. In inference (pass.cache) its keys and values are added to the
   // cache, and the queries see all that is in it up to themselves.
@@ -26,7 +28,7 @@ class SelfAttention {
   absl::Status BackwardProjection(const Pass& pass, const void* d_out) const;
   // then those of q, k and v, into the scratch "wide", and their biases';
   absl::Status BackwardScores(const Pass& pass) const;
-  // then their matrices' and d_in [rows, C], which may be `in`.
+  // then their matrices' and d_in [rows, C], which may be `in` where the model is whole.
   absl::Status BackwardInput(const Pass& pass, const void* in, void* d_in) const;
 
   // Where the output projection starts in the unit's flat vector; q, k and v lie before it.
@@ -37,6 +39,9 @@ class SelfAttention {
   void Rotate(const Pass& pass, void* qkv, bool inverse) const;
   const void* PackedBias(const Pass& pass) const;
   void BiasGradients(const Pass& pass, const void* d_qkv) const;
+  absl::Status MatrixGradients(const Pass& pass, const void* in) const;
+  absl::Status InputGradient(const Pass& pass, void* d_in) const;
+  absl::Status SumCopies(const Pass& pass) const;
   absl::Status Attend(const Pass& pass, void* out) const;
   absl::Status AttendCached(const Pass& pass, void* out) const;
 
@@ -51,10 +56,11 @@ class SelfAttention {
   const int64_t width_;      // of all heads: H x D
   const int64_t kv_width_;   // KV x D
   const int64_t qkv_width_;  // (H + 2 KV) x D
+  const int64_t first_head_;
   const uint32_t dropout_site_;
   const bool rotary_;
   const std::vector<float> frequencies_;
-  const ParameterInfo q_;  // k and v follow without a gap
+  const ParameterInfo q_, k_, v_;  // without a gap between them
   const bool qkv_trainable_;
   std::array<ParameterInfo, 3> qkv_biases_;  // with config.qkv_bias
   const ParameterInfo proj_;

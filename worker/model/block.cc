@@ -1,5 +1,7 @@
 #include "worker/model/block.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "worker/model/attention.h"
 #include "worker/model/mlp.h"
@@ -11,21 +13,24 @@ namespace {
 
 class Block : public BlockUnit {
  public:
-  Block(const ModelConfig& config, const UnitTable& unit, int64_t unit_index, bool checkpointing)
+  Block(const ModelConfig& config, const UnitTable& unit, int64_t unit_index, bool checkpointing,
+        const TensorPart& part)
       : config_(config),
+        name_(unit.name),
+        group_(part.group),
         checkpointing_(checkpointing),
         length_(unit.length),
         attention_site_(DropoutSite(unit_index, DropoutPlace::kAttentionOutput)),
         mlp_site_(DropoutSite(unit_index, DropoutPlace::kMlpOutput)),
         norm_1_(config, unit, NormName(config, "1"), "norm_1"),
         norm_2_(config, unit, NormName(config, "2"), "norm_2"),
-        attention_(config, unit, unit_index),
+        attention_(config, unit, unit_index, part.first_head),
         mlp_(MakeMlp(config, unit)),
         activations_(config, UnitKind::kBlock, checkpointing) {}
 
   absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                        const void* x, void* y) override {
-    const Pass pass = MakePass(ctx, params, mb);
+    const Pass pass = MakePass(ctx, params, mb, Phase::kForward);
     void* input = pass.At("input");
     if (checkpointing_ && x != input) {
       pass.ops().Copy(input, x, Boundary(pass));
@@ -48,13 +53,14 @@ class Block : public BlockUnit {
     pass.params = params;
     pass.cache = &cache;
     pass.past = past;
+    Join(&pass, Phase::kForward, /*step=*/0);
     const absl::Status status = ForwardToMlp(pass, x);
     return status.ok() ? FinishForward(pass, y) : status;
   }
 
   absl::Status Backward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                         const void* x, const void* dy, void* dx, GradientSink* sink) override {
-    Pass pass = MakePass(ctx, params, mb);
+    Pass pass = MakePass(ctx, params, mb, Phase::kBackward);
     if (checkpointing_) {
       x = pass.At("input");
       const absl::Status status = ForwardToMlp(pass, x);
@@ -75,14 +81,21 @@ class Block : public BlockUnit {
     return absl::StrCat(config.architecture == Architecture::kGpt2 ? "ln_" : "norm_", which);
   }
 
-  Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb) {
+  Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb, Phase phase) {
     Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
     pass.batch = mb.batch;
     pass.sequence = config_.sequence;
     pass.rows = mb.batch * config_.sequence;
     pass.params = params;
     pass.mb = &mb;
+    Join(&pass, phase, mb.step);
     return pass;
+  }
+
+  void Join(Pass* pass, Phase phase, uint64_t step) const {
+    if (group_ == nullptr) return;
+    pass->group = group_;
+    pass->info = {.phase = phase, .unit = name_, .step = step};
   }
 
   int64_t Elements(const Pass& pass) const { return pass.rows * config_.hidden; }
@@ -134,12 +147,22 @@ class Block : public BlockUnit {
     absl::Status status = mlp_->BackwardContract(pass, DropGradient(pass, mlp_site_, dx));
     if (status.ok()) status = sink->Done(mlp_->contract_offset(), length_);
     if (!status.ok()) return status;
+    void* d_in = norm_out;
+    Event sum;
+    if (pass.group != nullptr) {
+      // On its way between ranks while the matrices' gradients are computed.
+      d_in = pass.At("d_in");
+      status = mlp_->BackwardInput(pass, d_in);
+      if (!status.ok()) return status;
+      sum = pass.BeginSum(d_in, Elements(pass));
+    }
     norm_2_.Forward(pass, residual, norm_out);
     status = mlp_->BackwardExpand(pass, norm_out);
     if (status.ok()) status = sink->Done(mlp_->expand_offset(), mlp_->contract_offset());
-    if (status.ok()) status = mlp_->BackwardInput(pass, norm_out);
+    if (status.ok())
+      status = pass.group != nullptr ? pass.group->Wait(sum) : mlp_->BackwardInput(pass, d_in);
     if (!status.ok()) return status;
-    norm_2_.Backward(pass, norm_out, residual, /*accumulate=*/true, dx);
+    norm_2_.Backward(pass, d_in, residual, /*accumulate=*/true, dx);
     return absl::OkStatus();
   }
 
@@ -152,13 +175,16 @@ class Block : public BlockUnit {
     if (!status.ok()) return status;
     void* norm_out = pass.At("norm.out");
     norm_1_.Forward(pass, x, norm_out);
-    status = attention_.BackwardInput(pass, norm_out, norm_out);
+    void* d_in = pass.group != nullptr ? pass.At("d_in") : norm_out;
+    status = attention_.BackwardInput(pass, norm_out, d_in);
     if (!status.ok()) return status;
-    norm_1_.Backward(pass, norm_out, x, /*accumulate=*/true, dx);
+    norm_1_.Backward(pass, d_in, x, /*accumulate=*/true, dx);
     return sink->Done(0, projection);
   }
 
   const ModelConfig config_;
+  const std::string name_;
+  TensorGroup* const group_;
   const bool checkpointing_;
   const int64_t length_;
   const uint32_t attention_site_;
@@ -173,8 +199,9 @@ class Block : public BlockUnit {
 }  // namespace
 
 std::unique_ptr<BlockUnit> MakeBlock(const ModelConfig& config, const UnitTable& unit,
-                                     int64_t unit_index, bool checkpointing) {
-  return std::make_unique<Block>(config, unit, unit_index, checkpointing);
+                                     int64_t unit_index, bool checkpointing,
+                                     const TensorPart& part) {
+  return std::make_unique<Block>(config, unit, unit_index, checkpointing, part);
 }
 
 }  // namespace zeroshard

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "worker/model/tensor_part.h"
 #include "worker/model/unit.h"
 
 namespace zeroshard {
@@ -12,6 +13,7 @@ namespace zeroshard {
 // hands ranges out as they are finished: the MLP's second matrix, its first, the attention's output
 // projection with norm 2, and the rest.
 std::unique_ptr<BlockUnit> MakeBlock(const ModelConfig& config, const UnitTable& unit,
-                                     int64_t unit_index, bool checkpointing);
+                                     int64_t unit_index, bool checkpointing,
+                                     const TensorPart& part = {});
 
 }  // namespace zeroshard

@@ -1,6 +1,8 @@
 #include "worker/model/head.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "worker/model/norm.h"
 #include "worker/model/pass.h"
@@ -16,8 +18,11 @@ constexpr int64_t kAlign = 64;
 // never is a leading dimension.
 class Head : public HeadUnit {
  public:
-  Head(const ModelConfig& config, const UnitTable& unit, bool matrix_trainable)
+  Head(const ModelConfig& config, const UnitTable& unit, bool matrix_trainable,
+       const TensorPart& part)
       : config_(config),
+        part_(part),
+        name_(unit.name),
         matrix_trainable_(matrix_trainable),
         block_rows_(HeadBlockRows(config)),
         norm_(config, unit, config.architecture == Architecture::kGpt2 ? "ln_f" : "norm_f", "norm"),
@@ -41,26 +46,36 @@ class Head : public HeadUnit {
     Pass pass = MakePass(ctx, params, mb);
     void* norm_out = pass.At("norm.out");
     norm_.Forward(pass, x, norm_out);
+    // The norm's output has served where its gradient takes its place. Split, that is on its way
+    // between ranks while the matrix's gradient is still made from the output.
+    void* d_norm_out = pass.group == nullptr ? norm_out : dx;
+    std::vector<Event> sums;
     for (int64_t b = 0; b < mb.batch; ++b) {
       absl::Status status = SequenceLoss(pass, lm_head, mb, b, mb.gradient_scale, loss);
       if (!status.ok()) return status;
+      if (pass.group != nullptr) {
+        status = InputGradient(pass, lm_head, Sequence(pass, dx, b));
+        if (!status.ok()) return status;
+        sums.push_back(pass.BeginSum(Sequence(pass, dx, b), config_.sequence * config_.hidden));
+      }
       void* sequence = Sequence(pass, norm_out, b);
       status = mb.batch == 1 ? HandOutGradient(pass, sequence, head_sink, head_offset)
                              : AccumulateGradient(pass, sequence, /*first=*/b == 0);
-      if (!status.ok()) return status;
-      // The norm's output has served; its gradient takes its place.
-      status = pass.Product(pass.At("logits"), true, lm_head, false, sequence, config_.sequence,
-                            config_.hidden, config_.vocab);
+      if (status.ok() && pass.group == nullptr) status = InputGradient(pass, lm_head, sequence);
       if (!status.ok()) return status;
     }
     if (mb.batch > 1) {
       const absl::Status status = HandOutAccumulated(pass, head_sink, head_offset);
       if (!status.ok()) return status;
     }
+    for (const Event& sum : sums) {
+      const absl::Status status = pass.group->Wait(sum);
+      if (!status.ok()) return status;
+    }
     absl::StatusOr<void*> gradients = sink->Acquire(0, norm_.end());
     if (!gradients.ok()) return gradients.status();
     pass.gradients = *gradients;
-    norm_.Backward(pass, norm_out, x, /*accumulate=*/false, dx);
+    norm_.Backward(pass, d_norm_out, x, /*accumulate=*/false, dx);
     return sink->Done(0, norm_.end());
   }
 
@@ -72,26 +87,45 @@ class Head : public HeadUnit {
     pass.params = params;
     void* norm_out = pass.At("norm.out");
     norm_.Forward(pass, x, norm_out);
+    auto* const parts = part_.group == nullptr ? nullptr : pass.Float("logits");
     MatmulArgs args;
     args.a = norm_out;
     args.b = lm_head;
-    args.c = logits;
+    args.c = parts == nullptr ? logits : parts + part_.group->rank() * rows * config_.vocab;
     args.m = rows;
     args.n = config_.vocab;
     args.k = config_.hidden;
     args.transpose_b = true;
     args.ab_type = ctx.dtype;
     args.c_type = DType::kF32;
-    return pass.ops().Matmul(args);
+    const absl::Status status = pass.ops().Matmul(args);
+    return status.ok() && parts != nullptr ? JoinLogits(pass, parts, logits) : status;
   }
 
  private:
+  // Of a whole vocabulary, from what each rank has of it: inference wants few rows.
+  absl::Status JoinLogits(const Pass& pass, float* parts, float* logits) const {
+    const int64_t local = config_.vocab, whole = part_.full_vocab;
+    const absl::Status status =
+        part_.group->Gather(parts, pass.rows * local, DType::kF32, {Phase::kForward, name_, 0});
+    if (!status.ok()) return status;
+    constexpr int64_t kBytes = sizeof(float);
+    for (int64_t begin = 0; begin < whole; begin += local, parts += pass.rows * local) {
+      pass.ops().CopyRows(logits + begin, whole * kBytes, parts, local * kBytes, pass.rows,
+                          std::min(local, whole - begin) * kBytes);
+    }
+    return absl::OkStatus();
+  }
+
   Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb) {
     Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
     pass.batch = mb.batch;
     pass.sequence = config_.sequence;
     pass.rows = mb.batch * config_.sequence;
     pass.params = params;
+    pass.group = part_.group;
+    if (pass.group != nullptr)
+      pass.info = {.phase = Phase::kBackward, .unit = name_, .step = mb.step};
     return pass;
   }
 
@@ -123,10 +157,47 @@ class Head : public HeadUnit {
     if (!status.ok()) return status;
     float* losses = pass.Float("losses");
     const int32_t* targets = mb.targets + b * T;
-    pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(), gradient_scale,
-                                   losses);
+    if (pass.group != nullptr) {
+      const absl::Status split = SplitCrossEntropy(pass, targets, gradient_scale, losses);
+      if (!split.ok()) return split;
+    } else {
+      pass.ops().CrossEntropyColumns(logits, targets, T, config_.vocab, pass.dtype(),
+                                     gradient_scale, losses);
+    }
     pass.ops().AddLosses(losses, targets, T, loss);
     return absl::OkStatus();
+  }
+
+  // The cross-entropy of "logits" over all ranks' rows of the vocabulary. Padding is in no sum and
+  // has no gradient.
+  absl::Status SplitCrossEntropy(const Pass& pass, const int32_t* targets, float gradient_scale,
+                                 float* losses) const {
+    const int64_t T = config_.sequence, rows = part_.vocab_end - part_.vocab_begin;
+    void* logits = pass.At("logits");
+    auto* local = static_cast<int32_t*>(pass.At("ids"));
+    float* parts = pass.Float("softmax");
+    Ops& ops = pass.ops();
+    absl::Status status = ops.LocalIds(targets, T, part_.vocab_begin, part_.vocab_end, local);
+    if (!status.ok()) return status;
+    status =
+        ops.SoftmaxPart(logits, local, T, rows, pass.dtype(), parts + pass.group->rank() * 3 * T);
+    if (!status.ok()) return status;
+    CollectiveInfo info = pass.info;
+    info.phase = Phase::kForward;
+    status = pass.group->Gather(parts, 3 * T, DType::kF32, info);
+    if (!status.ok()) return status;
+    status = ops.CrossEntropyOfParts(parts, pass.group->size(), logits, targets, local, T, rows,
+                                     pass.dtype(), gradient_scale, losses);
+    if (!status.ok() || gradient_scale == 0) return status;
+    ops.Zero(Advance(logits, rows * T, pass.dtype()),
+             static_cast<size_t>((config_.vocab - rows) * T) * SizeOf(pass.dtype()));
+    return absl::OkStatus();
+  }
+
+  // d [T, C], from one sequence's gradient in "logits" and the rows of the matrix that are here.
+  absl::Status InputGradient(const Pass& pass, const void* lm_head, void* d) const {
+    return pass.Product(pass.At("logits"), true, lm_head, false, d, config_.sequence,
+                        config_.hidden, config_.vocab);
   }
 
   // Rows [row, row + count) of the head matrix's gradient from one sequence [T, C].
@@ -192,6 +263,8 @@ class Head : public HeadUnit {
   }
 
   const ModelConfig config_;
+  const TensorPart part_;
+  const std::string name_;
   const bool matrix_trainable_;
   const int64_t block_rows_;
   const Norm norm_;
@@ -206,8 +279,8 @@ int64_t HeadBlockRows(const ModelConfig& config) {
 }
 
 std::unique_ptr<HeadUnit> MakeHead(const ModelConfig& config, const UnitTable& unit,
-                                   bool matrix_trainable) {
-  return std::make_unique<Head>(config, unit, matrix_trainable);
+                                   bool matrix_trainable, const TensorPart& part) {
+  return std::make_unique<Head>(config, unit, matrix_trainable, part);
 }
 
 }  // namespace zeroshard

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "worker/model/tensor_part.h"
 #include "worker/model/unit.h"
 
 namespace zeroshard {
@@ -14,6 +15,6 @@ int64_t HeadBlockRows(const ModelConfig& config);
 
 // `unit`: the head's table; `matrix_trainable`: whether the matrix given as lm_head is trained.
 std::unique_ptr<HeadUnit> MakeHead(const ModelConfig& config, const UnitTable& unit,
-                                   bool matrix_trainable);
+                                   bool matrix_trainable, const TensorPart& part = {});
 
 }  // namespace zeroshard

@@ -19,8 +19,8 @@ class GeluMlp : public Mlp {
   }
 
   absl::Status Contract(const Pass& pass, void* out) override {
-    return pass.Product(Activation(pass), false, pass.Parameter(proj_), false, out, pass.rows,
-                        hidden_, inner_, pass.Parameter(proj_bias_));
+    return pass.RowSplitProduct(Activation(pass), pass.Parameter(proj_), out, hidden_, inner_,
+                                pass.Parameter(proj_bias_));
   }
 
   absl::Status BackwardContract(const Pass& pass, const void* d_out) override {
@@ -85,8 +85,8 @@ class SwiGluMlp : public Mlp {
   }
 
   absl::Status Contract(const Pass& pass, void* out) override {
-    return pass.Product(Activation(pass), false, pass.Parameter(down_), false, out, pass.rows,
-                        hidden_, inner_, Bias(pass, down_bias_));
+    return pass.RowSplitProduct(Activation(pass), pass.Parameter(down_), out, hidden_, inner_,
+                                Bias(pass, down_bias_));
   }
 
   absl::Status BackwardContract(const Pass& pass, const void* d_out) override {

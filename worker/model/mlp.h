@@ -24,7 +24,8 @@ class Mlp {
   // "wide".
   virtual absl::Status BackwardContract(const Pass& pass, const void* d_out) = 0;
   virtual absl::Status BackwardExpand(const Pass& pass, const void* in) = 0;
-  // After BackwardExpand; d_in may be `in`.
+  // Before or after BackwardExpand; after it d_in may be `in`. Of a tensor rank: what its part of
+  // the network adds to d_in.
   virtual absl::Status BackwardInput(const Pass& pass, void* d_in) = 0;
 
   // Where the parameters of Expand and of Contract start in the unit's flat vector; they follow

@@ -9,32 +9,54 @@
 namespace zeroshard {
 
 int64_t DecodeScratchBytes(const ModelConfig& config, int64_t rows, DType dtype) {
-  return std::max(MakeDecodeTable(config, UnitKind::kBlock, rows, dtype).scratch_bytes,
-                  MakeDecodeTable(config, UnitKind::kHead, rows, dtype).scratch_bytes);
+  int64_t bytes = 0;
+  for (const UnitKind kind : {UnitKind::kEmbedding, UnitKind::kBlock, UnitKind::kHead})
+    bytes = std::max(bytes, MakeDecodeTable(config, kind, rows, dtype).scratch_bytes);
+  return bytes;
 }
 
-Model MakeModel(ModelTable table, bool checkpointing) {
+namespace {
+
+Model MakeUnits(ModelTable table, bool checkpointing, const TensorPart& part) {
   Model model;
   const ModelConfig& config = table.config;
   for (size_t u = 0; u < table.units.size(); ++u) {
     const UnitTable& unit = table.units[u];
     switch (unit.kind) {
       case UnitKind::kEmbedding:
-        model.embedding = MakeEmbedding(config, unit);
+        model.embedding = MakeEmbedding(config, unit, part);
         break;
       case UnitKind::kBlock:
-        model.blocks.push_back(MakeBlock(config, unit, static_cast<int64_t>(u), checkpointing));
+        model.blocks.push_back(
+            MakeBlock(config, unit, static_cast<int64_t>(u), checkpointing, part));
         break;
       case UnitKind::kHead: {
         const ParameterInfo& matrix =
             config.tied ? table.units.front().parameters.front() : *unit.Find("lm_head.weight");
-        model.head = MakeHead(config, unit, matrix.trainable);
+        model.head = MakeHead(config, unit, matrix.trainable, part);
         break;
       }
     }
   }
   model.table = std::move(table);
   return model;
+}
+
+}  // namespace
+
+Model MakeModel(ModelTable table, bool checkpointing) {
+  return MakeUnits(std::move(table), checkpointing, {});
+}
+
+Model MakeModel(const TensorRank& slice, bool checkpointing, TensorGroup* group) {
+  if (slice.tensor == 1) return MakeUnits(slice.model, checkpointing, {});
+  const TensorSlice& vocabulary = slice.slices.front().front();  // the token table's
+  return MakeUnits(slice.model, checkpointing,
+                   {.group = group,
+                    .first_head = slice.rank * slice.model.config.heads,
+                    .vocab_begin = vocabulary.begin,
+                    .vocab_end = vocabulary.end,
+                    .full_vocab = slice.full_vocab});
 }
 
 }  // namespace zeroshard

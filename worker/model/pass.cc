@@ -77,4 +77,15 @@ void Pass::BiasGradient(const ParameterInfo& p, const void* d) const {
   if (p.trainable) ops().ColumnSum(d, rows, p.size, dtype(), Gradient(p), dtype());
 }
 
+absl::Status Pass::RowSplitProduct(const void* a, const void* b, void* out, int64_t n, int64_t k,
+                                   const void* bias) const {
+  if (group != nullptr && group->rank() != 0) bias = nullptr;
+  const absl::Status status = Product(a, false, b, false, out, rows, n, k, bias);
+  return status.ok() && group != nullptr ? Sum(out, rows * n) : status;
+}
+
+Event Pass::BeginSum(void* x, int64_t n) const { return group->BeginSum(x, n, dtype(), info); }
+
+absl::Status Pass::Sum(void* x, int64_t n) const { return group->Sum(x, n, dtype(), info); }
+
 }  // namespace zeroshard

@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "common/plan/activation_table.h"
 #include "common/plan/model_table.h"
+#include "worker/model/tensor_part.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
 
@@ -67,6 +68,8 @@ struct Pass {
   const MicroBatch* mb = nullptr;  // in training
   const KvCache* cache = nullptr;  // in inference, by blocks
   int64_t past = 0;                // position of the first row in its sequence
+  TensorGroup* group = nullptr;    // of a tensor rank; null: the model is whole
+  CollectiveInfo info = {};        // of its collectives
 
   Ops& ops() const { return *ctx.ops; }
   DType dtype() const { return ctx.dtype; }
@@ -94,6 +97,17 @@ struct Pass {
                               int64_t n) const;
   // The gradient of the bias `p` [n]: the column sums of d [rows, n].
   void BiasGradient(const ParameterInfo& p, const void* d) const;
+
+  // What ends the run of split products: out[rows, n] = a[rows, k] * b[k, n] (+ bias), of which a
+  // tensor rank has some of k. Its product is rounded to the compute type; the ranks' are added in
+  // fp32 in rank order and rounded once more. The first rank's has the bias, so that the sum has it
+  // once.
+  absl::Status RowSplitProduct(const void* a, const void* b, void* out, int64_t n, int64_t k,
+                               const void* bias) const;
+  // With a group: x [n], in the compute type, becomes its sum over the tensor ranks; for BeginSum
+  // beside what is computed until group->Wait.
+  Event BeginSum(void* x, int64_t n) const;
+  absl::Status Sum(void* x, int64_t n) const;
 
  private:
   MatmulArgs Args(const void* a, bool transpose_a, const void* b, bool transpose_b, void* c,

@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "common/plan/activation_table.h"
 #include "common/plan/model_table.h"
+#include "common/plan/tensor_slices.h"
+#include "worker/comm/tensor_group.h"
 #include "worker/ops/ops.h"
 
 namespace zeroshard {
@@ -128,5 +130,16 @@ struct Model {
 };
 
 Model MakeModel(ModelTable table, bool checkpointing);
+
+// The units of one tensor rank, over the slice's table: the tensors that units are given and write
+// gradients of are slice.model's. `group` (of slice.tensor ranks, this one slice.rank; with copies
+// where slice.slices has any of attn.k.weight) outlives the model; null only where slice.tensor is
+// 1. Every rank of it makes the same calls with the same micro-batches. Then
+//   activations between units, losses and inference's logits are those of the whole model, the same
+//     bits on every rank;
+//   the gradient of what several ranks hold is that of the whole model, the same bits on each;
+//   EmbeddingUnit::Backward's ids are rows of this rank's table, of tokens that it has.
+// UNIMPLEMENTED from units over Ops without kernels for it.
+Model MakeModel(const TensorRank& slice, bool checkpointing, TensorGroup* group);
 
 }  // namespace zeroshard

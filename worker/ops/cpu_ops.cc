@@ -169,6 +169,33 @@ void CpuOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t r
   cpu::CrossEntropyColumns(logits, targets, rows, v, dtype, gradient_scale, losses, threads_);
 }
 
+absl::Status CpuOps::LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end,
+                              int32_t* local) {
+  cpu::LocalIds(ids, n, begin, end, local);
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols,
+                                DType dtype, void* y) {
+  cpu::LookupRows(local, table, n, cols, dtype, y, threads_);
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows,
+                                 int64_t v, DType dtype, float* part) {
+  cpu::SoftmaxPart(logits, local_targets, rows, v, dtype, part, threads_);
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::CrossEntropyOfParts(const float* parts, int ranks, void* logits,
+                                         const int32_t* targets, const int32_t* local_targets,
+                                         int64_t rows, int64_t v, DType dtype, float gradient_scale,
+                                         float* losses) {
+  cpu::CrossEntropyOfParts(parts, ranks, logits, targets, local_targets, rows, v, dtype,
+                           gradient_scale, losses, threads_);
+  return absl::OkStatus();
+}
+
 void CpuOps::Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) {
   cpu::Convert(in, in_type, n, out, out_type, threads_);
 }

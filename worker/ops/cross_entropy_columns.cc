@@ -76,10 +76,9 @@ HWY_INLINE float ToFloat(const T* p) {
   return lanes[0];
 }
 
-// Columns [begin, end).
+// The state of columns [begin, end) after v rows of them.
 template <class T>
-HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld, int64_t v,
-                                  float gradient_scale, int64_t begin, int64_t end, float* losses) {
+HWY_INLINE ColumnState StateOf(const T* logits, int64_t ld, int64_t v, int64_t begin, int64_t end) {
   constexpr int kUnroll = 4;
   const int64_t columns = end - begin;
   const size_t room = static_cast<size_t>(RoundUp(columns, 64));
@@ -95,25 +94,37 @@ HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld,
       JoinChunk<1>(logits, ld, row, row_end, begin + at, columns - at, state, at);
     }
   }
+  return state;
+}
 
-  // From here on: what a column's exponentials are multiplied by, and its target's logit.
-  std::vector<float> scale(room);
-  std::vector<float> target_logit(room);
-  for (int64_t at = 0; at < columns; ++at) {
-    const int32_t target = targets[begin + at];
-    if (target < 0) {
+// The losses of columns [begin, end) from their whole state and their targets' logits; columns
+// without a target get no poison and a scale of 0. Returns what their exponentials are multiplied
+// by.
+std::vector<float> LossesOf(ColumnState& state, const std::vector<float>& target_logit,
+                            const int32_t* targets, int64_t begin, int64_t end, float* losses) {
+  std::vector<float> scale(state.sum.size());
+  for (int64_t at = 0; at < end - begin; ++at) {
+    if (targets[begin + at] < 0) {
       losses[begin + at] = 0;
       state.poison[at] = 0;
       continue;
     }
-    target_logit[at] = ToFloat(logits + target * ld + begin + at);
     const double above = static_cast<double>(state.max[at]) - target_logit[at];
     losses[begin + at] =
         static_cast<float>(above + std::log(static_cast<double>(state.sum[at]))) + state.poison[at];
     scale[at] = 1.0f / state.sum[at];
   }
-  if (gradient_scale == 0) return;
+  return scale;
+}
 
+// The gradient of columns [begin, end) of logits, in place. `targets`: rows of these logits, -1:
+// the column's is none of them. target_logit is used up.
+template <class T>
+HWY_INLINE void WriteGradient(T* logits, const int32_t* targets, int64_t ld, int64_t v,
+                              float gradient_scale, int64_t begin, int64_t end,
+                              const ColumnState& state, const std::vector<float>& scale,
+                              std::vector<float>& target_logit) {
+  const int64_t columns = end - begin;
   const auto softmax = [&](V x, int64_t at) ZEROSHARD_KERNEL {
     return Fma(ExpOfNegative(hn::Sub(x, Load(&state.max[at]))), Load(&scale[at]),
                Load(&state.poison[at]));
@@ -142,10 +153,102 @@ HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld,
   }
 }
 
+// The targets' logits, 0 where there is none.
+template <class T>
+HWY_INLINE std::vector<float> TargetLogits(const T* logits, const int32_t* targets, int64_t ld,
+                                           int64_t begin, int64_t end) {
+  std::vector<float> target_logit(static_cast<size_t>(RoundUp(end - begin, 64)));
+  for (int64_t at = 0; at < end - begin; ++at) {
+    const int32_t target = targets[begin + at];
+    if (target >= 0) target_logit[at] = ToFloat(logits + target * ld + begin + at);
+  }
+  return target_logit;
+}
+
+// Columns [begin, end).
+template <class T>
+HWY_INLINE void CrossEntropyTyped(T* logits, const int32_t* targets, int64_t ld, int64_t v,
+                                  float gradient_scale, int64_t begin, int64_t end, float* losses) {
+  ColumnState state = StateOf(logits, ld, v, begin, end);
+  std::vector<float> target_logit = TargetLogits(logits, targets, ld, begin, end);
+  const std::vector<float> scale = LossesOf(state, target_logit, targets, begin, end, losses);
+  if (gradient_scale == 0) return;
+  WriteGradient(logits, targets, ld, v, gradient_scale, begin, end, state, scale, target_logit);
+}
+
+// Columns [begin, end) of part [3, ld].
+template <class T>
+HWY_INLINE void SoftmaxPartTyped(const T* logits, const int32_t* local_targets, int64_t ld,
+                                 int64_t v, int64_t begin, int64_t end, float* part) {
+  const ColumnState state = StateOf(logits, ld, v, begin, end);
+  const std::vector<float> target_logit = TargetLogits(logits, local_targets, ld, begin, end);
+  for (int64_t at = 0; at < end - begin; ++at) {
+    part[begin + at] = state.max[at];
+    part[ld + begin + at] = state.sum[at] + state.poison[at];
+    part[2 * ld + begin + at] = target_logit[at];
+  }
+}
+
+// What all ranks' parts come to. A NaN among the sums is poison.
+ColumnState JoinParts(const float* parts, int ranks, int64_t ld, int64_t begin, int64_t end,
+                      std::vector<float>& target_logit) {
+  const size_t room = target_logit.size();
+  ColumnState state{std::vector<float>(room, -std::numeric_limits<float>::infinity()),
+                    std::vector<float>(room), std::vector<float>(room)};
+  for (int64_t at = 0; at < end - begin; ++at) {
+    const auto of = [&](int rank, int64_t which) {
+      return parts[(rank * 3 + which) * ld + begin + at];
+    };
+    double sum = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      state.max[at] = std::max(state.max[at], of(rank, 0));
+      target_logit[at] += of(rank, 2);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      // A rank whose rows are all padding has no exponentials.
+      if (of(rank, 1) == 0) continue;
+      sum += static_cast<double>(of(rank, 1)) *
+             std::exp(static_cast<double>(of(rank, 0)) - static_cast<double>(state.max[at]));
+    }
+    state.sum[at] = static_cast<float>(sum);
+    if (std::isnan(sum)) state.poison[at] = std::numeric_limits<float>::quiet_NaN();
+  }
+  return state;
+}
+
+template <class T>
+HWY_INLINE void CrossEntropyOfPartsTyped(const float* parts, int ranks, T* logits,
+                                         const int32_t* targets, const int32_t* local_targets,
+                                         int64_t ld, int64_t v, float gradient_scale, int64_t begin,
+                                         int64_t end, float* losses) {
+  std::vector<float> target_logit(static_cast<size_t>(RoundUp(end - begin, 64)));
+  ColumnState state = JoinParts(parts, ranks, ld, begin, end, target_logit);
+  const std::vector<float> scale = LossesOf(state, target_logit, targets, begin, end, losses);
+  if (gradient_scale == 0) return;
+  WriteGradient(logits, local_targets, ld, v, gradient_scale, begin, end, state, scale,
+                target_logit);
+}
+
 void CrossEntropyRange(void* logits, const int32_t* targets, int64_t ld, int64_t v, DType dtype,
                        float gradient_scale, int64_t begin, int64_t end, float* losses) {
   WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
     CrossEntropyTyped(As<T>(logits), targets, ld, v, gradient_scale, begin, end, losses);
+  });
+}
+
+void SoftmaxPartRange(const void* logits, const int32_t* local_targets, int64_t ld, int64_t v,
+                      DType dtype, int64_t begin, int64_t end, float* part) {
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    SoftmaxPartTyped(As<T>(logits), local_targets, ld, v, begin, end, part);
+  });
+}
+
+void CrossEntropyOfPartsRange(const float* parts, int ranks, void* logits, const int32_t* targets,
+                              const int32_t* local_targets, int64_t ld, int64_t v, DType dtype,
+                              float gradient_scale, int64_t begin, int64_t end, float* losses) {
+  WithFloat(dtype, [&]<class T>(T) ZEROSHARD_KERNEL {
+    CrossEntropyOfPartsTyped(parts, ranks, As<T>(logits), targets, local_targets, ld, v,
+                             gradient_scale, begin, end, losses);
   });
 }
 
@@ -156,6 +259,8 @@ HWY_AFTER_NAMESPACE();
 namespace zeroshard::cpu {
 
 HWY_EXPORT(CrossEntropyRange);
+HWY_EXPORT(SoftmaxPartRange);
+HWY_EXPORT(CrossEntropyOfPartsRange);
 
 void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
                          float gradient_scale, float* losses, int threads) {
@@ -163,6 +268,25 @@ void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int
   ParallelColumns(v, rows, threads, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(CrossEntropyRange)
     (logits, targets, rows, v, dtype, gradient_scale, begin, end, losses);
+  });
+}
+
+void SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows, int64_t v,
+                 DType dtype, float* part, int threads) {
+  AssertFloat(dtype);
+  ParallelColumns(v, rows, threads, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxPartRange)(logits, local_targets, rows, v, dtype, begin, end, part);
+  });
+}
+
+void CrossEntropyOfParts(const float* parts, int ranks, void* logits, const int32_t* targets,
+                         const int32_t* local_targets, int64_t rows, int64_t v, DType dtype,
+                         float gradient_scale, float* losses, int threads) {
+  AssertFloat(dtype);
+  ParallelColumns(v, rows, threads, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(CrossEntropyOfPartsRange)
+    (parts, ranks, logits, targets, local_targets, rows, v, dtype, gradient_scale, begin, end,
+     losses);
   });
 }
 

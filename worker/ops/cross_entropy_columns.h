@@ -15,6 +15,14 @@ namespace zeroshard::cpu {
 void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v, DType dtype,
                          float gradient_scale, float* losses, int threads);
 
+// Ops::SoftmaxPart and Ops::CrossEntropyOfParts, with the same order of additions within a rank and
+// the parts joined from rank 0 on. Reentrant.
+void SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows, int64_t v,
+                 DType dtype, float* part, int threads);
+void CrossEntropyOfParts(const float* parts, int ranks, void* logits, const int32_t* targets,
+                         const int32_t* local_targets, int64_t rows, int64_t v, DType dtype,
+                         float gradient_scale, float* losses, int threads);
+
 // Ops::AddLosses; one after the other, as the order is part of the result. Reentrant.
 void AddLosses(const float* losses, const int32_t* targets, int64_t rows, double* sum);
 

@@ -130,7 +130,8 @@ PhiloxCounter Words(uint64_t first, uint64_t second) {
 }  // namespace
 
 DropoutMask::DropoutMask(const DropoutArgs& args, int64_t sample)
-    : threshold_(static_cast<uint64_t>(
+    : first_(args.first_element),
+      threshold_(static_cast<uint64_t>(
           std::llround(std::clamp(static_cast<double>(args.rate), 0.0, 1.0) * 0x1p32))),
       scale_(threshold_ >> 32 != 0
                  ? 0.0f
@@ -148,7 +149,7 @@ void DropoutMask::Factors(int64_t begin, int64_t n, float* factors) const {
     return;
   }
   HWY_DYNAMIC_DISPATCH(DropoutFactors)
-  (key_, base_, static_cast<uint32_t>(threshold_ - 1), scale_, begin, n, factors);
+  (key_, base_, static_cast<uint32_t>(threshold_ - 1), scale_, first_ + begin, n, factors);
 }
 
 void Dropout(const DropoutArgs& args, const void* x, int64_t batch, int64_t per_sample, DType dtype,

@@ -23,12 +23,13 @@ class DropoutMask {
   // rate in [0, 1]; with 1 everything is dropped.
   DropoutMask(const DropoutArgs& args, int64_t sample);
 
-  // factors[i] = 0 or 1 / (1 - rate), of elements [begin, begin + n). Any begin >= 0.
+  // factors[i] = 0 or 1 / (1 - rate), of the call's elements [begin, begin + n). Any begin >= 0.
   void Factors(int64_t begin, int64_t n, float* factors) const;
 
  private:
   PhiloxKey key_;
   PhiloxCounter base_;  // all but the block
+  int64_t first_;       // the mask's element that the call's first one is
   uint64_t threshold_;  // words below it are dropped
   float scale_;
 };

@@ -82,12 +82,36 @@ void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, i
   });
 }
 
+void LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end, int32_t* local) {
+  for (int64_t i = 0; i < n; ++i)
+    local[i] = ids[i] >= begin && ids[i] < end ? static_cast<int32_t>(ids[i] - begin) : -1;
+}
+
+void LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols, DType dtype,
+                void* y, int threads) {
+  AssertFloat(dtype);
+  const size_t bytes = static_cast<size_t>(cols) * SizeOf(dtype);
+  ParallelRows(n, cols, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      void* to = At(y, row * cols, dtype);
+      if (local[row] < 0) {
+        std::memset(to, 0, bytes);
+      } else {
+        std::memcpy(to, At(table, local[row] * cols, dtype), bytes);
+      }
+    }
+  });
+}
+
 void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch, int64_t seq,
                            int64_t cols, DType dtype, int32_t* ids, void* rows, int threads) {
   AssertFloat(dtype);
   const int64_t count = batch * seq;
-  std::vector<std::pair<int32_t, int64_t>> sorted(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) sorted[static_cast<size_t>(i)] = {tokens[i], i};
+  std::vector<std::pair<int32_t, int64_t>> sorted;
+  sorted.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    if (tokens[i] >= 0) sorted.emplace_back(tokens[i], i);
+  }
   std::sort(sorted.begin(), sorted.end());
 
   std::vector<int64_t> places, starts;  // of token number d: places[starts[d] .. starts[d + 1])
@@ -101,7 +125,7 @@ void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch,
     places.push_back(place);
   }
   const int64_t distinct = static_cast<int64_t>(starts.size());
-  starts.push_back(count);
+  starts.push_back(static_cast<int64_t>(places.size()));
   std::fill(ids + distinct, ids + count, -1);
 
   ParallelRows(count, cols, threads, [&](int64_t begin, int64_t end) {

@@ -46,6 +46,9 @@ struct DropoutArgs {
   uint64_t step = 0;
   uint32_t site = 0;         // which dropout of the model
   int64_t first_sample = 0;  // of the first sequence
+  // The call's element e of a sample is the mask's element first_element + e: a part of a tensor
+  // has the mask that the whole one has there.
+  int64_t first_element = 0;
 };
 
 struct AttentionArgs {
@@ -172,7 +175,8 @@ class Ops {
                                 int64_t batch, int64_t seq, int64_t cols, DType dtype, void* y) = 0;
   // The token table's gradient as rows: ids[] receives the distinct tokens in rising order,
   // followed by -1 up to batch*seq; rows [batch*seq, cols] their fp32 sums (in order of position)
-  // rounded once to dtype, zeros after the last.
+  // rounded once to dtype, zeros after the last. Where LocalIds works a token may be -1: it has no
+  // row.
   virtual void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch,
                                      int64_t seq, int64_t cols, DType dtype, int32_t* ids,
                                      void* rows) = 0;
@@ -187,6 +191,35 @@ class Ops {
   // gradient, and an odd vocabulary size never is a leading dimension.
   virtual void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                                    DType dtype, float gradient_scale, float* losses) = 0;
+
+  // For a vocabulary that is split over tensor ranks, of which this one has rows [begin, end).
+  // UNIMPLEMENTED from a backend without kernels for it.
+  // local[i] = ids[i] - begin where ids[i] is one of them, else -1.
+  virtual absl::Status LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end,
+                                int32_t* local) {
+    return NoTensorRanks();
+  }
+  // y[i] = table[local[i]], zeros where that is -1; y [n, cols].
+  virtual absl::Status LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols,
+                                  DType dtype, void* y) {
+    return NoTensorRanks();
+  }
+  // What the columns of logits [v, rows] add to a softmax over all ranks' logits, part [3, rows]:
+  // the largest logit (minus infinity where v is 0), the sum of exp(logit - largest) (NaN where a
+  // logit is not finite), and the target's logit, 0 where the local target is -1.
+  virtual absl::Status SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows,
+                                   int64_t v, DType dtype, float* part) {
+    return NoTensorRanks();
+  }
+  // CrossEntropyColumns of logits that are spread over `ranks`: parts [ranks, 3, rows] are theirs,
+  // targets those of the whole vocabulary. Every rank gets the same losses, and the gradient of its
+  // own logits.
+  virtual absl::Status CrossEntropyOfParts(const float* parts, int ranks, void* logits,
+                                           const int32_t* targets, const int32_t* local_targets,
+                                           int64_t rows, int64_t v, DType dtype,
+                                           float gradient_scale, float* losses) {
+    return NoTensorRanks();
+  }
 
   // out[i] = to(in[i]) (round to nearest even), for pairs of fp32, bf16 and fp16.
   virtual void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) = 0;
@@ -235,6 +268,13 @@ class Ops {
   virtual std::string Fingerprint() const = 0;
   // Seconds this instance spent in matrix products; 0 where the device does not tell.
   virtual double MatmulSeconds() const = 0;
+
+ private:
+  absl::Status NoTensorRanks() const {
+    return absl::UnimplementedError(
+        "this backend has no kernels for a vocabulary that is split over tensor ranks; wanted "
+        "parallel.tensor: 1, or workers on CPUs");
+  }
 };
 
 // `threads`: OpenMP threads of one call. For memory of the host.

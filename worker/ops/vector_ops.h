@@ -68,6 +68,9 @@ void Add(const void* a, const void* b, int64_t n, DType dtype, void* y, int thre
 
 void EmbeddingForward(const int32_t* tokens, const void* tok, const void* pos, int64_t batch,
                       int64_t seq, int64_t cols, DType dtype, void* y, int threads);
+void LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end, int32_t* local);
+void LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols, DType dtype,
+                void* y, int threads);
 void EmbeddingBackwardRows(const void* dy, const int32_t* tokens, int64_t batch, int64_t seq,
                            int64_t cols, DType dtype, int32_t* ids, void* rows, int threads);
 void PositionBackward(const void* dy, int64_t batch, int64_t seq, int64_t cols, DType dtype,

@@ -106,15 +106,15 @@ Model MakeStageUnits(const StageModel& stage, bool checkpointing) {
     const UnitTable& unit = stage.model.units[static_cast<size_t>(u)];
     switch (unit.kind) {
       case UnitKind::kEmbedding:
-        model.embedding = MakeEmbedding(config, unit);
+        model.embedding = MakeEmbedding(config, unit, {});
         break;
       case UnitKind::kBlock:
-        model.blocks[static_cast<size_t>(u) - 1] = MakeBlock(config, unit, u, checkpointing);
+        model.blocks[static_cast<size_t>(u) - 1] = MakeBlock(config, unit, u, checkpointing, {});
         break;
       case UnitKind::kHead: {
         const ParameterInfo& matrix = config.tied ? stage.model.units.front().parameters.front()
                                                   : *unit.Find("lm_head.weight");
-        model.head = MakeHead(config, unit, matrix.trainable);
+        model.head = MakeHead(config, unit, matrix.trainable, {});
         break;
       }
     }

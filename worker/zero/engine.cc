@@ -53,7 +53,9 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store, links));
   std::vector<UnitState>* units = &engine->units_;
   ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
-  ZS_ASSIGN_OR_RETURN(engine->squares_, GradientSquares::Create(units->size(), device, ops));
+  ZS_ASSIGN_OR_RETURN(engine->squares_,
+                      GradientSquares::Create(units->size(), device, ops,
+                                              links == nullptr ? nullptr : links->slice));
   ZS_RETURN_IF_ERROR(engine->RegisterBuffers());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
@@ -233,7 +235,8 @@ Event ZeroEngine::ReadSquares() {
     const UnitState& unit = units_[static_cast<size_t>(u)];
     if (!unit.trained || unit.owned() == 0 || !policy_.KeepsGradient(u)) continue;
     if (u == 0 && policy_.copies_table) continue;
-    squares_->Add(u, unit.Gradient(unit.own_begin), unit.owned(), unit.gradient_type);
+    squares_->Add(u, {unit.own_begin, unit.own_end}, unit.Gradient(unit.own_begin),
+                  unit.gradient_type);
   }
   const Event read = squares_->Read();
   // And the errors of what was computed since the update before, and of that.

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/manifest.h"
 #include "common/parameter_source.h"
+#include "common/plan/tensor_slices.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
@@ -50,11 +51,12 @@ struct OwnedRange {
   int64_t size() const { return end - begin; }
 };
 
-// What a rank of a pipeline has beside its data line, whose ranks share the engine's state.
+// What a rank of a mesh has beside its data line, whose ranks share the engine's state.
 struct EngineLinks {
-  Communicator* job = nullptr;       // of all ranks: digests are of the whole model
-  Communicator* pipeline = nullptr;  // this rank's line
-  int tied_peer = -1;                // in that line, who has the token table too; -1: nobody
+  Communicator* job = nullptr;        // of all ranks: digests are of the whole model
+  Communicator* pipeline = nullptr;   // this rank's line
+  int tied_peer = -1;                 // in that line, who has the token table too; -1: nobody
+  const TensorRank* slice = nullptr;  // which part of each parameter the model's are; null: whole
 };
 
 class ZeroEngine {
@@ -65,6 +67,8 @@ class ZeroEngine {
   // or 3; parameters are then pulled from it, together with the other ranks, whatever `weights` is:
   // the store's errors and the collectives'. To destroy the engine while something is on its way,
   // abort store and communicator first; it waits for them.
+  // Of a tensor rank `model` is links->slice->model, `comm` its data line, and `weights`, which
+  // must be given, a SlicedSource. FinishGradients then counts what the rank is home of.
   static absl::StatusOr<std::unique_ptr<ZeroEngine>> Create(
       const ModelTable* model, const ZeroPolicy* policy, uint64_t seed, Device* device, Ops* ops,
       Communicator* comm, const std::atomic<bool>* stop = nullptr,

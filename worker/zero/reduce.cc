@@ -110,7 +110,7 @@ class GradientReducer::UnitSink : public GradientSink {
       const void* sums = Shift(range->data, owned.begin - range->begin, Wire());
       last_use = [this, owned, sums, reduced = std::move(range->reduced)]() -> absl::Status {
         for (const Event& event : reduced) ZS_RETURN_IF_ERROR(owner_.compute_->WaitFor(event));
-        owner_.squares_->Add(unit_, sums, owned.size(), Wire());
+        owner_.squares_->Add(unit_, owned, sums, Wire());
         return absl::OkStatus();
       };
     }

@@ -260,7 +260,8 @@ TEST(Mesh, TensorAndPipelineTrafficAreCounted) {
   EXPECT_EQ(e.traffic[4][1], 2 * boundary);
   c.checkpointing = true;
   e = Evaluate(work, ClusterOf(8, 80 * kGB, 0, 0), c);
-  EXPECT_EQ(e.traffic[2][1], 2 * e.traffic[2][0]);
+  // The second sum of a block that is computed again is of no use.
+  EXPECT_EQ(2 * e.traffic[2][1], 3 * e.traffic[2][0]);
 }
 
 // The bytes are those of the planner of jobs, whose numbers a run has.

@@ -228,6 +228,42 @@ void GuardedOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64
   });
 }
 
+absl::Status GuardedOps::LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end,
+                                  int32_t* local) {
+  Run([=, this, ids = View(ids), local = View(local)] {
+    return cpu_->LocalIds(ids, n, begin, end, local);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status GuardedOps::LookupRows(const int32_t* local, const void* table, int64_t n,
+                                    int64_t cols, DType dtype, void* y) {
+  Run([=, this, local = View(local), table = View(table), y = View(y)] {
+    return cpu_->LookupRows(local, table, n, cols, dtype, y);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status GuardedOps::SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows,
+                                     int64_t v, DType dtype, float* part) {
+  Run([=, this, logits = View(logits), local_targets = View(local_targets), part = View(part)] {
+    return cpu_->SoftmaxPart(logits, local_targets, rows, v, dtype, part);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status GuardedOps::CrossEntropyOfParts(const float* parts, int ranks, void* logits,
+                                             const int32_t* targets, const int32_t* local_targets,
+                                             int64_t rows, int64_t v, DType dtype,
+                                             float gradient_scale, float* losses) {
+  Run([=, this, parts = View(parts), logits = View(logits), targets = View(targets),
+       local_targets = View(local_targets), losses = View(losses)] {
+    return cpu_->CrossEntropyOfParts(parts, ranks, logits, targets, local_targets, rows, v, dtype,
+                                     gradient_scale, losses);
+  });
+  return absl::OkStatus();
+}
+
 void GuardedOps::Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) {
   Run([=, this, in = View(in), out = View(out)] {
     cpu_->Convert(in, in_type, n, out, out_type);

@@ -113,6 +113,17 @@ const void* HeadMatrix(const ModelTable& table, const std::vector<Block>& params
   return Advance(params.back().data(), table.units.back().Find("lm_head.weight")->offset, dtype);
 }
 
+Model ModelOf(const ModelTable& table, const RunOptions& options) {
+  return options.slice == nullptr ? MakeModel(table, options.checkpointing)
+                                  : MakeModel(*options.slice, options.checkpointing, options.group);
+}
+
+// The device's work, and the group's.
+absl::Status Finish(Device* device, const RunOptions& options) {
+  ZS_RETURN_IF_ERROR(device->compute()->Record().Wait());
+  return options.group == nullptr ? absl::OkStatus() : options.group->Drain();
+}
+
 }  // namespace
 
 RecordingSink::RecordingSink(int64_t length, DType dtype, Device* device)
@@ -211,7 +222,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
     return UnitContext{machine.ops, dtype, kept[unit].data(), scratch.data()};
   };
 
-  Model model = MakeModel(table, options.checkpointing);
+  Model model = ModelOf(table, options);
   const size_t last = table.units.size() - 1;
   const void* lm_head = HeadMatrix(table, params, dtype);
   RecordingSink* head_sink = c.tied ? &sinks[0] : &sinks[last];
@@ -247,7 +258,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   const Buffer id_memory = Upload(device, std::vector<int32_t>(tokens.size()));
   ZS_RETURN_IF_ERROR(model.embedding->Backward(context(0), mb, dx, id_memory.as<int32_t>(),
                                                rows.data(), &sinks[0]));
-  ZS_RETURN_IF_ERROR(device->compute()->Record().Wait());
+  ZS_RETURN_IF_ERROR(Finish(device, options));
   for (const Block& block : kept) ZS_RETURN_IF_ERROR(block.Check());
   for (const Block* block : {&scratch, &d_first, &d_second, &rows})
     ZS_RETURN_IF_ERROR(block->Check());
@@ -287,7 +298,8 @@ absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
   const Machine machine(options);
   Device* const device = machine.device;
   const Buffer token_memory = Upload(device, tokens);
-  Model model = MakeModel(table, options.checkpointing);
+  Model model = ModelOf(table, options);
+  const int64_t vocab = options.slice == nullptr ? c.vocab : options.slice->full_vocab;
 
   std::vector<Block> params, keys, values;
   for (size_t u = 0; u < table.units.size(); ++u) {
@@ -299,7 +311,7 @@ absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
   const void* lm_head = HeadMatrix(table, params, dtype);
 
   const Buffer logits =
-      Upload(device, std::vector<float>(tokens.size() * static_cast<size_t>(c.vocab)));
+      Upload(device, std::vector<float>(tokens.size() * static_cast<size_t>(vocab)));
   int64_t past = 0;
   for (const int64_t rows : pieces) {
     // Exactly as much as is asked for, so that the guards find what is written beyond.
@@ -317,13 +329,14 @@ absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
       std::swap(in, out);
     }
     ZS_RETURN_IF_ERROR(model.head->Logits(context, params[last].data(), lm_head, rows, in,
-                                          logits.as<float>() + past * c.vocab));
+                                          logits.as<float>() + past * vocab));
+    ZS_RETURN_IF_ERROR(Finish(device, options));
     for (const Block* block : {&scratch, &x, &y}) ZS_RETURN_IF_ERROR(block->Check());
     past += rows;
   }
   for (const Block& block : keys) ZS_RETURN_IF_ERROR(block.Check());
   for (const Block& block : values) ZS_RETURN_IF_ERROR(block.Check());
-  return Download<float>(device, logits.data(), static_cast<int64_t>(tokens.size()) * c.vocab);
+  return Download<float>(device, logits.data(), static_cast<int64_t>(tokens.size()) * vocab);
 }
 
 }  // namespace zeroshard

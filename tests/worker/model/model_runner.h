@@ -61,6 +61,9 @@ struct RunOptions {
   uint64_t seed = 0;
   uint64_t step = 0;
   int64_t first_sample = 0;
+  // One tensor rank, of whose slice the table and the values then are. Its group works on `device`.
+  const TensorRank* slice = nullptr;
+  TensorGroup* group = nullptr;
 };
 
 struct RunResult {
@@ -78,9 +81,9 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                    const std::vector<int32_t>& tokens,
                                    const std::vector<int32_t>& targets, const RunOptions& options);
 
-// Inference: the fp32 logits [tokens, V] of one sequence that is fed in `pieces`, which add up to
-// its length, through key/value caches of `capacity` positions. Of `options`, dtype, threads,
-// device and ops.
+// Inference: the fp32 logits [tokens, V] (of a tensor rank, too) of one sequence that is fed in
+// `pieces`, which add up to its length, through key/value caches of `capacity` positions. Of
+// `options`, dtype, threads, device and ops.
 absl::StatusOr<std::vector<float>> DecodeModel(const ModelTable& table,
                                                const std::vector<std::vector<float>>& flat,
                                                const std::vector<int32_t>& tokens,

@@ -105,6 +105,26 @@ TEST(DropoutTest, MayBeDoneInPlace) {
   EXPECT_EQ(inout.values(), Dropped(Args(0.2f), x, 3));
 }
 
+// Whole vectors begin at multiples of four elements.
+TEST(DropoutTest, APartHasTheMaskOfTheWhole) {
+  constexpr int64_t kSamples = 2, kPerSample = 5000;
+  const Values ones(kSamples * kPerSample, 1.0);
+  const Values whole = Dropped(Args(0.3f), ones, kSamples);
+  for (const auto& [first, size] :
+       {std::pair<int64_t, int64_t>{0, 100}, {3, 200}, {1024, 512}, {4999, 1}}) {
+    DropoutArgs args = Args(0.3f);
+    args.first_element = first;
+    const Values part = Dropped(args, Values(static_cast<size_t>(kSamples * size), 1.0), kSamples);
+    for (int64_t s = 0; s < kSamples; ++s) {
+      for (int64_t i = 0; i < size; ++i) {
+        ASSERT_EQ(part[static_cast<size_t>(s * size + i)],
+                  whole[static_cast<size_t>(s * kPerSample + first + i)])
+            << first << " " << i;
+      }
+    }
+  }
+}
+
 TEST(DropoutTest, SameBitsForThreadsAlignmentInstructionsAndRoundedOnceToBf16) {
   const Values x = RandomValues(3 * 33333, 1);
   ExpectReproducible([&](DType dtype, int threads, int skip) -> std::vector<Output> {

@@ -6,6 +6,7 @@
 #include "common/status_macros.h"
 #include "worker/device/cuda/make_cuda_device.h"
 #include "worker/ops/cuda/attention.h"
+#include "worker/ops/cuda/dropout_mask.h"
 #include "worker/ops/cuda/vector_ops.h"
 
 namespace zeroshard {
@@ -68,6 +69,7 @@ absl::Status CudaOps::MatmulGeluBackward(const MatmulArgs& args, const void* x) 
 
 absl::Status CudaOps::AttentionForward(const AttentionArgs& args, void* out, float* lse) {
   ZS_RETURN_IF_ERROR(CheckType(args.dtype));
+  ZS_RETURN_IF_ERROR(CheckWholeMask(args.dropout));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   return cuda::AttentionForward(stream, args, out, lse);
 }
@@ -76,6 +78,7 @@ absl::Status CudaOps::AttentionBackward(const AttentionArgs& args, const void* o
                                         const void* d_out, const float* lse, void* d_q, void* d_k,
                                         void* d_v) {
   ZS_RETURN_IF_ERROR(CheckType(args.dtype));
+  ZS_RETURN_IF_ERROR(CheckWholeMask(args.dropout));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(AttentionBackwardWorkspace(args)));
   return cuda::AttentionBackward(stream, args, out, d_out, lse, d_q, d_k, d_v, scratch);

@@ -6,6 +6,7 @@ namespace zeroshard::cuda {
 
 absl::Status Dropout(cudaStream_t stream, const DropoutArgs& args, const void* x, int64_t batch,
                      int64_t per_sample, DType dtype, void* y) {
+  if (absl::Status status = CheckWholeMask(args); !status.ok()) return status;
   if (DropoutThreshold(args) == 0) return Convert(stream, x, dtype, batch * per_sample, y, dtype);
   return ForType(dtype, "Dropout", [&](auto type) {
     using T = typename decltype(type)::Type;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "common/kernels/philox.h"
 #include "worker/ops/cuda/host_device.h"
 #include "worker/ops/ops.h"
@@ -25,6 +26,14 @@ struct DropoutRule {
 inline uint64_t DropoutThreshold(const DropoutArgs& args) {
   const double rate = std::clamp(static_cast<double>(args.rate), 0.0, 1.0);
   return static_cast<uint64_t>(std::llround(rate * 0x1p32));
+}
+
+// These kernels draw masks of whole tensors.
+inline absl::Status CheckWholeMask(const DropoutArgs& args) {
+  if (args.first_element == 0 || DropoutThreshold(args) == 0) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "dropout of a part of a tensor on CUDA; wanted parallel.tensor: 1, dropout rates of 0, or "
+      "workers on CPUs");
 }
 
 inline DropoutRule DropoutRuleOf(const DropoutArgs& args) {
