@@ -79,8 +79,12 @@ struct TrainerMesh {
   MeshShape shape;
   int virtual_stages = 1;            // of each rank
   Communicator* pipeline = nullptr;  // this rank's line; null where it has one rank
-  Communicator* job = nullptr;       // of all ranks, by RankAt; null where the data line is all
-  bool full_gradients = false;       // ZeroOptions::full_gradients
+  Communicator* tensor = nullptr;    // this rank's line; null where it has one rank
+  // Of the tensor ranks with the same key and value heads (worker/comm/tensor_group.h); null where
+  // each has its own.
+  Communicator* copies = nullptr;
+  Communicator* job = nullptr;  // of all ranks, by RankAt; null where the data line is all
+  bool full_gradients = false;  // ZeroOptions::full_gradients
 };
 
 struct TrainerOptions {
