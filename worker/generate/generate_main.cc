@@ -42,7 +42,7 @@ const char* Described(StopReason reason) {
 }
 
 // Of a model or a file that somebody else made.
-std::string Message(absl::string_view text) { return Shown(text, kMostMessage, Layout::kKept); }
+std::string Shortened(absl::string_view text) { return Shown(text, kMostMessage, Layout::kKept); }
 
 absl::Status Write(const std::string& text, std::ostream* out) {
   *out << text << std::flush;
@@ -57,7 +57,7 @@ absl::Status Generate(const GenerateOptions& options, std::ostream* out, std::os
   ZS_RETURN_IF_ERROR(CheckSampling(options.sampling));
   ZS_ASSIGN_OR_RETURN(ModelFiles files, OpenModelFiles(options.model, options.tokenizer));
   for (const std::string& warning : files.warnings) {
-    *err << kProgram << ": warning: " << Message(warning) << std::endl;
+    *err << kProgram << ": warning: " << Shortened(warning) << std::endl;
   }
   ZS_ASSIGN_OR_RETURN(
       ContinuationOptions prompt,
@@ -154,7 +154,7 @@ int GenerateMain(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    std::cerr << kProgram << ": " << Message(error.what()) << "; see --help" << std::endl;
+    std::cerr << kProgram << ": " << Shortened(error.what()) << "; see --help" << std::endl;
     return kExitUsage;
   }
   for (const DType type : {DType::kBF16, DType::kF16}) {
@@ -169,7 +169,7 @@ int GenerateMain(int argc, char** argv) {
     status = absl::InternalError(error.what());
   }
   if (status.ok()) return kExitOk;
-  std::cerr << kProgram << ": " << Message(status.message()) << std::endl;
+  std::cerr << kProgram << ": " << Shortened(status.message()) << std::endl;
   return ExitCodeFor(status);
 }
 
