@@ -74,6 +74,8 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
             }
             const TensorSlice& s = slice.slices[u][i];
             EXPECT_EQ(run.home, s.home == rank);
+            EXPECT_EQ(run.flat, full[i].offset + run.element);
+            EXPECT_EQ(run.ends, run.element + run.size == full[i].size);
             EXPECT_LE(s.home, rank);
             EXPECT_LT(rank, s.home + s.copies);
           }
