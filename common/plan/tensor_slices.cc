@@ -105,6 +105,16 @@ TensorRank MakeTensorRank(const ModelTable& model, int tensor, int rank) {
   return result;
 }
 
+ParameterInfo FullParameter(const TensorRank& rank, size_t unit, size_t parameter) {
+  ParameterInfo full = rank.model.units[unit].parameters[parameter];
+  const TensorSlice& slice = rank.slices[unit][parameter];
+  full.offset = slice.offset;
+  if (full.shape.empty() || full.shape[0] == 0) return full;
+  full.size = full.size / full.shape[0] * slice.rows;
+  full.shape[0] = slice.rows;
+  return full;
+}
+
 std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange local) {
   std::vector<SliceRun> runs;
   const std::vector<ParameterInfo>& parameters = rank.model.units[unit].parameters;

@@ -57,6 +57,9 @@ std::string TensorProblem(const ModelTable& model, int tensor);
 // TensorProblem must be empty. With tensor = 1 the model itself.
 TensorRank MakeTensorRank(const ModelTable& model, int tensor, int rank);
 
+// A tensor as the full model has it: its shape, size and offset.
+ParameterInfo FullParameter(const TensorRank& rank, size_t unit, size_t parameter);
+
 // Consecutive elements of one tensor, in the rank's unit and in the full tensor.
 struct SliceRun {
   int parameter = 0;    // in the unit's table

@@ -66,6 +66,13 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
         }
         for (int rank = 0; rank < t; ++rank) {
           const TensorRank slice = RankOf(model, t, rank);
+          for (size_t i = 0; i < full.size(); ++i) {
+            const ParameterInfo whole = FullParameter(slice, u, i);
+            EXPECT_EQ(whole.name, full[i].name);
+            EXPECT_EQ(whole.shape, full[i].shape);
+            EXPECT_EQ(whole.size, full[i].size);
+            EXPECT_EQ(whole.offset, full[i].offset);
+          }
           for (const SliceRun& run : FullRuns(slice, u, {0, slice.model.units[u].length})) {
             const auto i = static_cast<size_t>(run.parameter);
             for (int64_t e = run.element; e < run.element + run.size; ++e) {
