@@ -69,6 +69,13 @@ std::string TensorProblem(const ModelTable& model, int tensor) {
     if (seen % tensor != 0)
       return absl::StrCat(seen, what, on, ": write a divisor of ", seen, " for parallel.tensor");
   }
+  if (c.sequence_parallel && c.sequence % tensor != 0) {
+    return absl::StrCat(c.sequence, " tokens (model.sequence_length)", on,
+                        " that share each sequence (parallel.sequence_parallel): write a divisor "
+                        "of ",
+                        c.sequence, " for parallel.tensor, a multiple of ", tensor,
+                        " for model.sequence_length, or sequence_parallel: false");
+  }
   if (c.kv_heads % tensor != 0 && tensor % c.kv_heads != 0) {
     return absl::StrCat(c.kv_heads, " key and value heads (model.kv_heads)", on,
                         ": one must divide the other; write a divisor or a multiple of ",

@@ -49,9 +49,9 @@ struct TensorRank {
 };
 
 // Why the model cannot be split so, with the keys, the numbers and what to do; empty: it can.
-// `tensor` below 1; heads or MLP columns that it does not divide; key and value heads that neither
-// divide it nor are divided by it; slices of q, k or v that are no multiple of 64 elements, which
-// would tear the three apart.
+// `tensor` below 1; heads or MLP columns that it does not divide, with sequence_parallel also
+// tokens of a sequence; key and value heads that neither divide it nor are divided by it; slices of
+// q, k or v that are no multiple of 64 elements, which would tear the three apart.
 std::string TensorProblem(const ModelTable& model, int tensor);
 
 // TensorProblem must be empty. With tensor = 1 the model itself.
