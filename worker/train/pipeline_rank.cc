@@ -41,7 +41,6 @@ absl::Status CheckMesh(const TrainerOptions& options) {
 
 absl::Status CheckJob(const TrainerOptions& options) {
   const char* refused = nullptr;
-  if (options.store != nullptr) refused = "zero_optimization.offload_optimizer";
   if (options.spec.eval().data_size() > 0) refused = "eval.data";
   if (options.spec.sample().prompts_size() > 0) refused = "sample.prompts";
   if (refused == nullptr) return absl::OkStatus();

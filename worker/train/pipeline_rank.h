@@ -24,7 +24,7 @@ bool IsPipelined(const TrainerMesh& mesh);
 
 // Units are cut by declared costs (UnitCosts). INVALID_ARGUMENT: a shape that does not fit the
 // communicators or asks for tensor parallelism, too few units, and what a pipeline does not do
-// yet: offload, evaluation, samples.
+// yet: evaluation, samples.
 absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
                                               const ModelTable& model);
 

@@ -516,7 +516,7 @@ class TrainerImpl : public Trainer {
       enter(StepPhase::kOffload, "commit");
       // Every rank was in the exchange, so everything is staged. The others need no word of the
       // commit: what they pull is there once it is made.
-      const auto rank = static_cast<uint32_t>(options_.comm->rank());
+      const auto rank = static_cast<uint32_t>(job_->rank());
       CrashPoint("worker.before_commit", step, rank);
       if (IsRankZero()) {
         ZS_RETURN_IF_ERROR(observer->BeforeCommit());
