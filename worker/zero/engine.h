@@ -170,6 +170,7 @@ class ZeroEngine {
   // This rank's sums to their place in the unit's `whole` gradient of the wire type.
   void OwnSumsTo(const UnitState& unit, void* whole);
   void UpdateUnit(UnitState* unit, const AdamWArgs& args);
+  absl::Status PushEmbedding();
   struct Located {
     UnitState* unit;
     const ParameterInfo* info;
