@@ -24,6 +24,9 @@ struct MeshRun {
   std::vector<std::string> tensors = {};
   uint64_t first_step = 1;
   std::string resume_from = "";
+  // Of an offloaded job: its rank's view of the stores.
+  std::function<std::unique_ptr<StateStore>(int rank)> store = nullptr;
+  uint64_t next_sample = 0;
   // Called on the rank's thread before training, and after each step.
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   std::function<void(int rank, uint64_t step, Trainer* trainer)> on_step = nullptr;
@@ -159,12 +162,19 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   options.data = &data;
   options.first_step = run.first_step;
   options.resume_from = run.resume_from;
+  const std::unique_ptr<StateStore> store = run.store ? run.store(rank) : nullptr;
+  options.store = store.get();
+  options.next_sample = run.next_sample;
   options.job = spec.name();
   options.run_id = "mesh-1";
   auto trainer = Trainer::Create(options);
   result->status = trainer.status();
   if (result->status.ok() && run.prepare) result->status = run.prepare(rank, trainer->get());
-  if (!result->status.ok()) return links.Abort(std::string(result->status.message()));
+  const auto abort = [&](const std::string& reason) {
+    links.Abort(reason);
+    if (store != nullptr) store->Abort(reason);
+  };
+  if (!result->status.ok()) return abort(std::string(result->status.message()));
   MeshObserver observer(rank, result, &run, trainer->get(), &links);
   result->status = (*trainer)->Run(&observer, observer.stop);
   result->traffic = links.Traffic();
@@ -174,7 +184,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   result->last_step = (*trainer)->last_step();
   for (int kind = 0; kind < kMemoryKinds; ++kind)
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
-  if (!result->status.ok()) return links.Abort("a rank failed");
+  if (!result->status.ok()) return abort("a rank failed");
   auto digest = (*trainer)->WeightsDigest();
   result->status = digest.status();
   if (digest.ok()) result->digest = *digest;
