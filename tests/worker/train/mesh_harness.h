@@ -190,8 +190,10 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   options.resume_from = run.resume_from;
   std::unique_ptr<StateStore> store = run.store ? run.store(rank) : nullptr;
   if (store != nullptr) {
-    store = MakeSlicedStore(std::move(store), *MakeModelTable(spec.model()), run.shape.tensor,
-                            PositionOf(run.shape, rank).tensor, ComputeType(spec));
+    store = MakeSlicedStore(std::move(store),
+                            MakeTensorRank(*MakeModelTable(spec.model()), run.shape.tensor,
+                                           PositionOf(run.shape, rank).tensor),
+                            ComputeType(spec));
   }
   options.store = store.get();
   options.next_sample = run.next_sample;

@@ -6,7 +6,6 @@
 #include <tuple>
 #include <vector>
 
-#include "common/plan/store_runs.h"
 #include "tests/worker/train/mesh_job.h"
 #include "tests/worker/train/offload_harness.h"
 
@@ -164,7 +163,7 @@ TEST(OffloadMeshTest, RanksPushWhatTheyAreHomeOfAndPullWhatTheyHold) {
         int64_t pushes = 0, pulls = 0;
         for (size_t u = 0; u < full.units.size(); ++u) {
           const ShardLayout layout = ShardLayout::Make(slice.model.units[u].length, shape.data);
-          const auto runs = StoreRuns(full, slice, u, {layout.Begin(at.data), layout.End(at.data)});
+          const auto runs = FullRuns(slice, u, {layout.Begin(at.data), layout.End(at.data)});
           if (u > 0 || !stage.copy) pushes += PushedElements(runs);
           pulls += PulledElements(runs);
         }
