@@ -90,13 +90,12 @@ struct MeshConnections {
     auto data = line("data", MeshDimension::kData, at.pipeline * shape.tensor + at.tensor);
     if (!data.ok()) return data.status();
     own.data = *std::move(data);
-    auto pipeline =
-        line("pipeline", MeshDimension::kPipeline, at.data * shape.tensor + at.tensor);
+    auto pipeline = line("pipeline", MeshDimension::kPipeline, at.data * shape.tensor + at.tensor);
     if (!pipeline.ok()) return pipeline.status();
     own.pipeline = *std::move(pipeline);
-    auto tensor = MakeTensorLines({"tensor", at.pipeline * shape.data + at.data,
-                                   LineOf(shape, MeshDimension::kTensor, rank)},
-                                  copies, options, &rendezvous, own.device.get(), make);
+    auto tensor = MakeTensorLines(
+        {"tensor", at.pipeline * shape.data + at.data, LineOf(shape, MeshDimension::kTensor, rank)},
+        copies, options, &rendezvous, own.device.get(), make);
     if (!tensor.ok()) return tensor.status();
     own.tensor = std::move(tensor->line);
     own.copies = std::move(tensor->copies);
@@ -220,7 +219,8 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
 inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun& run,
                                          const TokenDataset& data) {
   std::vector<RankResult> results(static_cast<size_t>(run.shape.Ranks()));
-  std::unique_ptr<MeshConnections> mesh = IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
+  std::unique_ptr<MeshConnections> mesh =
+      IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.shape.Ranks(); ++rank) {
     threads.emplace_back([&, rank] {

@@ -19,11 +19,11 @@ namespace zeroshard {
 // gradients were, also their scale, and an element without a gradient does not turn the last bits
 // of a sum into a step.
 inline std::string MeshJob(const std::string& model) {
-  const std::string of =
-      model == "gpt2" ? "architecture: gpt2"
-                      : "architecture: llama, kv_heads: 2, intermediate_size: 96, "
-                        "attention_bias: true, tie_embeddings: " +
-                            std::string(model == "llama" ? "false" : "true");
+  const std::string of = model == "gpt2"
+                             ? "architecture: gpt2"
+                             : "architecture: llama, kv_heads: 2, intermediate_size: 96, "
+                               "attention_bias: true, tie_embeddings: " +
+                                   std::string(model == "llama" ? "false" : "true");
   return "name: mesh\nmodel: {" + of +
          ", hidden_size: 64, layers: 6, heads: 8, sequence_length: 12, vocab_size: 53}" + R"(
 data: {train: [unused], tokenizer: tokens}

@@ -88,8 +88,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MeshNumbers,
 // each key and value head.
 TEST_P(MeshNumbers, AreThoseOfOneProcessAtEveryZeroStage) {
   const auto [model, shape] = GetParam();
-  for (const int stage : {0, 1, 2, 3})
-    ExpectAsAlone(model, {.shape = ShapeOf(shape)}, {}, stage);
+  for (const int stage : {0, 1, 2, 3}) ExpectAsAlone(model, {.shape = ShapeOf(shape)}, {}, stage);
 }
 
 }  // namespace
