@@ -78,7 +78,8 @@ absl::Status PipelineRunner::RunAll(const RankSchedule& schedule, const Load& lo
     ZS_RETURN_IF_ERROR(Run(action, load, progress));
   }
   // The last outputs are to be gone before the step's end is exchanged and counted.
-  Waiting waiting(waits_, WaitKind::kStages);
+  const bool stages = parts_.schedule->shape.stages > 1;
+  Waiting waiting(waits_, stages ? WaitKind::kStages : WaitKind::kRanks);
   return Drain();
 }
 

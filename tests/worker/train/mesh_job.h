@@ -42,12 +42,12 @@ inline MemoryDataset MeshData(int32_t vocab = 53) {
   return MemoryDataset(ChainTokens(12 * 40 + 1, vocab), 12);
 }
 
-// All of a job's model; with `ends` alone those of embedding, first and last block, and head.
+// All of a job's model; with `ends` alone those of embedding, first block, and head.
 inline std::vector<std::string> TensorNames(const v1::JobSpec& spec, bool ends = false) {
   const ModelTable model = *MakeModelTable(spec.model());
   std::vector<std::string> names;
   for (size_t u = 0; u < model.units.size(); ++u) {
-    if (ends && u > 1 && u + 2 < model.units.size()) continue;
+    if (ends && u > 1 && u + 1 < model.units.size()) continue;
     for (const ParameterInfo& info : model.units[u].parameters) names.push_back(info.name);
   }
   return names;

@@ -89,12 +89,6 @@ TEST(PipelineFaultsTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   const absl::Status runs = StatusOf("steps=1", {.shape = {.pipeline = 2}, .virtual_stages = 0});
   EXPECT_EQ(runs.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(runs.message()), HasSubstr("0 virtual stages"));
-  const absl::Status samples =
-      StatusOf("sample={prompts: [unused], interval_steps: 1}", {.shape = {.pipeline = 2}});
-  EXPECT_EQ(samples.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(samples.message()),
-              AllOf(HasSubstr("sample.prompts"), HasSubstr("parallel.pipeline 2"),
-                    HasSubstr("`zeroshard generate`")));
   const absl::Status table = StatusOf("model.trainable=['wpe.weight']", {.shape = {.pipeline = 2}},
                                       "bf16={enabled: true, stochastic_rounding: true}");
   EXPECT_EQ(table.code(), absl::StatusCode::kInvalidArgument);
