@@ -104,7 +104,7 @@ TEST(MeshSaveTest, SixteenBitsRoundedAtRandomGoOnToo) {
 TEST(MeshSaveTest, FrozenPartsGoOnToo) {
   const TempFolder folder;
   TrainLegs("llama", kShared, folder,
-            {"bf16.enabled=true", "model.trainable=[blocks.1.*, blocks.3.mlp.*, norm_f.*]"});
+            {"bf16.enabled=true", "model.trainable=['blocks.1.*', 'blocks.3.mlp.*', 'norm_f.*']"});
 }
 
 }  // namespace
