@@ -128,11 +128,8 @@ class TrainerImpl : public Trainer {
 
   absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
-    const std::optional<TensorPlace> place = FindTensor(whole_, name);
-    if (!place.has_value() || !mesh_.has_value()) return engine_->SetTensor(name, values);
-    ZS_ASSIGN_OR_RETURN(const std::vector<float> part, SliceOf(whole_, Slice(), *place, values));
-    if (!FindTensor(model_.table, name).has_value()) return absl::OkStatus();  // other stages'
-    return engine_->SetTensor(name, part);
+    const bool elsewhere = FindTensor(whole_, name) && !FindTensor(model_.table, name);
+    return elsewhere ? absl::OkStatus() : engine_->SetTensor(name, values);
   }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
     const std::optional<TensorPlace> place = FindTensor(whole_, name);
@@ -167,10 +164,6 @@ class TrainerImpl : public Trainer {
   bool HasStages() const { return mesh_.has_value() && options_.mesh.shape.pipeline > 1; }
   // Whether this rank has the losses; with it all of its tensor group.
   bool HasHead() const { return !mesh_.has_value() || mesh_->stage.HasHead(); }
-  // Of the whole model: which rows this rank has, wherever their units are.
-  TensorRank Slice() const {
-    return MakeTensorRank(whole_, options_.mesh.shape.tensor, mesh_->slice.rank);
-  }
 
   // What this rank computes, and what its engine will do.
   absl::Status MakeUnits() {
