@@ -244,7 +244,7 @@ TEST(MeshNumbersTest, ATensorThatIsSetIsGatheredAsItWas) {
   const v1::JobSpec spec = Spec("llama", {"steps=1"}, 3);
   const ModelTable table = *MakeModelTable(spec.model());
   MeshRun run{.shape = {.pipeline = 2, .tensor = 4}};
-  run.prepare = [&](int, Trainer* trainer) -> absl::Status {
+  run.prepare = [&](int rank, Trainer* trainer) -> absl::Status {
     float next = 0;
     for (const UnitTable& unit : table.units) {
       for (const ParameterInfo& info : unit.parameters) {
@@ -256,7 +256,9 @@ TEST(MeshNumbersTest, ATensorThatIsSetIsGatheredAsItWas) {
       }
     }
     const absl::Status few = trainer->SetTensor("embed.weight", {1.0f, 2.0f});
-    EXPECT_EQ(few.message(), absl::StrCat("embed.weight has ", 53 * 64, " elements, not 2"));
+    if (rank < 4) {  // the first stage's
+      EXPECT_EQ(few.message(), absl::StrCat("embed.weight has ", 53 * 64, " elements, not 2"));
+    }
     EXPECT_EQ(trainer->SetTensor("embed", {}).code(), absl::StatusCode::kNotFound);
     return absl::CancelledError("seen");
   };
