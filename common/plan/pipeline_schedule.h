@@ -74,6 +74,11 @@ struct RankSchedule {
 // rank.
 absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape);
 
+// The same of forwards alone, as an evaluation runs them: the last virtual stage's ends with the
+// loss, and nothing is kept for a backward. Its inputs never wait: InputSlots is at most 1, so that
+// it runs in the slots of a training step's schedule.
+absl::StatusOr<std::vector<RankSchedule>> MakeForwardSchedule(const PipelineShape& shape);
+
 // The most activations alive at once on the rank: forward begun, backward not ended; each of one
 // virtual stage and micro-batch.
 int64_t MostAlive(const RankSchedule& schedule);

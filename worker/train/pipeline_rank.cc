@@ -63,8 +63,6 @@ absl::Status CheckJob(const TrainerOptions& options) {
     refused = "sample.prompts";
     instead = "leave it out, and ask `zeroshard generate` of a checkpoint";
   }
-  if (shape.tensor > 1 && !options.spec.checkpoint().dir().empty()) refused = "checkpoint.dir";
-  if (shape.tensor > 1 && !options.resume_from.empty()) refused = "a checkpoint to go on from";
   if (refused == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "%s: ranks of a mesh (parallel.pipeline %d x parallel.tensor %d, %d virtual stages) do not "
