@@ -66,6 +66,13 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
         }
         for (int rank = 0; rank < t; ++rank) {
           const TensorRank slice = RankOf(model, t, rank);
+          for (size_t i = 0; i < full.size(); ++i) {
+            const ParameterInfo whole = FullParameter(slice, u, i);
+            EXPECT_EQ(whole.name, full[i].name);
+            EXPECT_EQ(whole.shape, full[i].shape);
+            EXPECT_EQ(whole.size, full[i].size);
+            EXPECT_EQ(whole.offset, full[i].offset);
+          }
           for (const SliceRun& run : FullRuns(slice, u, {0, slice.model.units[u].length})) {
             const auto i = static_cast<size_t>(run.parameter);
             for (int64_t e = run.element; e < run.element + run.size; ++e) {
@@ -74,6 +81,8 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
             }
             const TensorSlice& s = slice.slices[u][i];
             EXPECT_EQ(run.home, s.home == rank);
+            EXPECT_EQ(run.flat, full[i].offset + run.element);
+            EXPECT_EQ(run.ends, run.element + run.size == full[i].size);
             EXPECT_LE(s.home, rank);
             EXPECT_LT(rank, s.home + s.copies);
           }
