@@ -54,9 +54,9 @@ void WorkerMetrics::SetMemory(const MemoryAccounting* memory) {
   memory_ = memory;
 }
 
-void WorkerMetrics::SetTraffic(const TrafficCounters* traffic) {
+void WorkerMetrics::SetTraffic(std::vector<const TrafficCounters*> traffic) {
   std::lock_guard<std::mutex> lock(mutex_);
-  traffic_ = traffic;
+  traffic_ = std::move(traffic);
 }
 
 void WorkerMetrics::SetTrain(const TrainCounters* train) {
@@ -73,7 +73,7 @@ void WorkerMetrics::End() {
   std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   memory_ = nullptr;
-  traffic_ = nullptr;
+  traffic_.clear();
   train_ = nullptr;
   offload_ = nullptr;
   barrier_nanoseconds_ = nullptr;
@@ -106,14 +106,16 @@ void WorkerMetrics::CollectJob(std::vector<MetricFamily>* families) const {
   families->push_back(memory.Take());
 
   FamilyBuilder traffic("zeroshard_worker_collective_bytes_total",
-                        "Bytes this rank sent to other ranks, by collective and phase.",
+                        "Bytes this rank sent to other ranks, along all dimensions of the mesh, "
+                        "by collective and phase.",
                         MetricType::Counter, labels_);
   for (int o = 0; o < kCollectiveOps; ++o) {
     for (int p = 0; p < kPhases; ++p) {
       const auto op = static_cast<CollectiveOp>(o);
       const auto phase = static_cast<Phase>(p);
-      traffic.Add(traffic_ == nullptr ? 0 : static_cast<double>(traffic_->Get(op, phase)),
-                  {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
+      uint64_t bytes = 0;
+      for (const TrafficCounters* line : traffic_) bytes += line->Get(op, phase);
+      traffic.Add(static_cast<double>(bytes), {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
     }
   }
   families->push_back(traffic.Take());

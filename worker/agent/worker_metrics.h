@@ -30,7 +30,8 @@ class WorkerMetrics : public prometheus::Collectable {
              const std::atomic<uint64_t>* barrier_nanoseconds);
   // Until these are known their series are 0. What is passed must stay until End has returned.
   void SetMemory(const MemoryAccounting* memory);
-  void SetTraffic(const TrafficCounters* traffic);
+  // Of each communicator that the rank has.
+  void SetTraffic(std::vector<const TrafficCounters*> traffic);
   void SetTrain(const TrainCounters* train);
   void SetOffload(const OffloadCounters* offload);
   // This rank has finished a step.
@@ -49,7 +50,7 @@ class WorkerMetrics : public prometheus::Collectable {
   std::vector<prometheus::ClientMetric::Label> labels_;  // job, rank, stage
   const std::atomic<uint64_t>* barrier_nanoseconds_ = nullptr;
   const MemoryAccounting* memory_ = nullptr;
-  const TrafficCounters* traffic_ = nullptr;
+  std::vector<const TrafficCounters*> traffic_;
   const TrainCounters* train_ = nullptr;
   const OffloadCounters* offload_ = nullptr;
 };

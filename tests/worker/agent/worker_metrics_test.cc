@@ -91,7 +91,7 @@ TEST(WorkerMetricsTest, ValuesComeFromTheJobsCounters) {
   train.tokens = 4096;
   train.phase_nanoseconds[static_cast<int>(StepPhase::kForward)] = 1'500'000'000;
   train.phase_nanoseconds[static_cast<int>(StepPhase::kBarrier)] = 250'000'000;
-  metrics.SetTraffic(&traffic);
+  metrics.SetTraffic({&traffic});
   metrics.SetTrain(&train);
   const std::string text = Text(metrics);
   EXPECT_THAT(text, HasSubstr("op=\"reduce_scatter\",phase=\"backward\"} 123\n"));
