@@ -319,7 +319,7 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.tokenizer = parts->tokenizer.get();
   trainer.stop = &stop_;
   ZS_ASSIGN_OR_RETURN(parts->trainer, context_.backend->make_trainer(trainer));
-  context_.metrics->SetTrain(&parts->trainer->counters());
+  context_.metrics->SetTrain(&parts->trainer->counters(), parts->trainer->bubble());
   ++advances_;
   return absl::OkStatus();
 }

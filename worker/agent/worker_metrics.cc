@@ -59,9 +59,10 @@ void WorkerMetrics::SetTraffic(std::vector<const TrafficCounters*> traffic) {
   traffic_ = std::move(traffic);
 }
 
-void WorkerMetrics::SetTrain(const TrainCounters* train) {
+void WorkerMetrics::SetTrain(const TrainCounters* train, const BubbleShares& bubble) {
   std::lock_guard<std::mutex> lock(mutex_);
   train_ = train;
+  bubble_ = bubble;
 }
 
 void WorkerMetrics::SetOffload(const OffloadCounters* offload) {
@@ -75,6 +76,7 @@ void WorkerMetrics::End() {
   memory_ = nullptr;
   traffic_.clear();
   train_ = nullptr;
+  bubble_ = {};
   offload_ = nullptr;
   barrier_nanoseconds_ = nullptr;
 }
@@ -164,6 +166,31 @@ void WorkerMetrics::CollectJob(std::vector<MetricFamily>* families) const {
                       MetricType::Counter, labels_);
   steps.Add(static_cast<double>(steps_.load()));
   families->push_back(steps.Take());
+  CollectPipeline(families);
+}
+
+void WorkerMetrics::CollectPipeline(std::vector<MetricFamily>* families) const {
+  uint64_t all = 0;
+  const uint64_t waited = train_ == nullptr ? 0 : train_->pipeline_wait_nanoseconds.load();
+  for (int p = 0; p < kStepPhases && train_ != nullptr; ++p) all += train_->phase_nanoseconds[p];
+  FamilyBuilder wait("zeroshard_worker_pipeline_wait_seconds_total",
+                     "Seconds this rank's training thread waited for other stages of its pipeline, "
+                     "of those of the phase communication.",
+                     MetricType::Counter, labels_);
+  wait.Add(static_cast<double>(waited) * 1e-9);
+  families->push_back(wait.Take());
+
+  FamilyBuilder bubble(
+      "zeroshard_worker_pipeline_bubble_ratio",
+      "Share of a step that the ranks of a pipeline stand idle: predicted for "
+      "equal stages, counted from the schedule by what units cost, and measured on "
+      "this rank since its generation began to train. 0 without a pipeline.",
+      MetricType::Gauge, labels_);
+  bubble.Add(bubble_.predicted, {{"kind", "predicted"}});
+  bubble.Add(bubble_.counted, {{"kind", "counted"}});
+  bubble.Add(all == 0 ? 0 : static_cast<double>(waited) / static_cast<double>(all),
+             {{"kind", "measured"}});
+  families->push_back(bubble.Take());
 }
 
 }  // namespace zeroshard

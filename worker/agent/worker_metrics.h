@@ -32,7 +32,8 @@ class WorkerMetrics : public prometheus::Collectable {
   void SetMemory(const MemoryAccounting* memory);
   // Of each communicator that the rank has.
   void SetTraffic(std::vector<const TrafficCounters*> traffic);
-  void SetTrain(const TrainCounters* train);
+  // `bubble`: of the schedule; what is measured comes from the counters.
+  void SetTrain(const TrainCounters* train, const BubbleShares& bubble = {});
   void SetOffload(const OffloadCounters* offload);
   // This rank has finished a step.
   void CountStep() { ++steps_; }
@@ -42,6 +43,7 @@ class WorkerMetrics : public prometheus::Collectable {
 
  private:
   void CollectJob(std::vector<prometheus::MetricFamily>* families) const;
+  void CollectPipeline(std::vector<prometheus::MetricFamily>* families) const;
 
   std::atomic<uint64_t> device_memory_{0};
   std::atomic<uint64_t> steps_{0};
@@ -52,6 +54,7 @@ class WorkerMetrics : public prometheus::Collectable {
   const MemoryAccounting* memory_ = nullptr;
   std::vector<const TrafficCounters*> traffic_;
   const TrainCounters* train_ = nullptr;
+  BubbleShares bubble_;
   const OffloadCounters* offload_ = nullptr;
 };
 
