@@ -199,12 +199,17 @@ std::vector<RankNeed> NeedsOf(const v1::JobSpec& spec, const std::vector<v1::Sha
       needs[rank].copy = CheckpointCopyBytes(*model, policy, static_cast<int>(rank));
     return needs;
   }
-  for (size_t rank = 0; rank < needs.size(); ++rank) {
-    const MeshPosition at = PositionOf(*mesh, static_cast<int>(rank));
-    const absl::StatusOr<StageModel> part = PartOf(spec, *model, at);
+  for (int stage = 0; stage < mesh->pipeline; ++stage) {
+    // All tensor ranks have one layout.
+    const absl::StatusOr<StageModel> part = PartOf(spec, *model, {.pipeline = stage});
     if (!part.ok()) return needs;
-    needs[rank].copy =
-        CheckpointCopyBytes(part->model, MakeZeroPolicy(part->model, options), at.data);
+    const ZeroPolicy policy = MakeZeroPolicy(part->model, options);
+    for (int data = 0; data < mesh->data; ++data) {
+      const uint64_t copy = CheckpointCopyBytes(part->model, policy, data);
+      const int first = RankAt(*mesh, {.pipeline = stage, .data = data});
+      for (int rank = first; rank < first + mesh->tensor; ++rank)
+        needs[static_cast<size_t>(rank)].copy = copy;
+    }
   }
   return needs;
 }
@@ -224,10 +229,11 @@ RoomLedger::RoomLedger(const std::vector<WorkerRoom>& rooms)
 
 bool RoomLedger::Take(size_t worker, const RankNeed& need) {
   const WorkerRoom& room = rooms_[worker];
+  if (taken_[worker] || !FitsDevice(need, room)) return false;
   const uint64_t limit = limits_.at(room.host);
   uint64_t& used = used_[room.host];
   const uint64_t sum = Added(used, OfHost(need, room));
-  if (taken_[worker] || !FitsDevice(need, room) || (limit != 0 && sum > limit)) return false;
+  if (limit != 0 && sum > limit) return false;
   used = sum;
   taken_[worker] = true;
   return true;

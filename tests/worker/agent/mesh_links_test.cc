@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/status_payloads.h"
@@ -28,9 +32,8 @@ struct Mesh {
       options.size = shape.Ranks();
       options.host = "127.0.0.1";
       options.operation_timeout = absl::Seconds(20);
-      const CommunicatorMaker make = [](const CommunicatorOptions& of, Rendezvous* at, Device* d) {
-        return MakeGlooCommunicator(of, at, d);
-      };
+      const CommunicatorMaker make = [](const CommunicatorOptions& line, Rendezvous* at,
+                                        Device* on) { return MakeGlooCommunicator(line, at, on); };
       auto made = MakeMeshLinks(shape, copies, options, &rendezvous, device.get(), make);
       status[static_cast<size_t>(rank)] = made.status();
       if (made.ok()) links[static_cast<size_t>(rank)] = *std::move(made);
