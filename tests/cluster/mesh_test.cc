@@ -123,30 +123,34 @@ TEST_F(MeshTest, AllThreeDimensionsTrainWhatOneWorkerTrains) {
 
 struct Killed {
   int rank;
+  bool offloaded;
   const char* where;
 };
 
 // Who of a mesh 2 x 2 x 2 is killed: each stage, each data index, each tensor rank.
 class KilledInAMeshTest : public MeshTest, public testing::WithParamInterface<Killed> {
  protected:
-  static Strings Job() {
-    return Joined(
-        Mesh("tensor: 2, pipeline: 2"),
-        {"--set", "steps=60", "--set", "checkpoint={dir: ckpt, interval_steps: 10, keep_last: 2}"});
+  static Strings Job(bool offloaded) {
+    const Strings job = Joined(Mesh("tensor: 2, pipeline: 2"), {"--set", "steps=60"});
+    if (offloaded) return Joined(job, Offload(/*stores=*/1, /*replicas=*/1, /*parameters=*/true));
+    return Joined(job, {"--set", "checkpoint={dir: ckpt, interval_steps: 10, keep_last: 2}"});
   }
   // Trained once for all.
-  const Result& Wanted() {
-    static const Result* const wanted = new Result(TrainOn(8, "undisturbed", Job()));
-    return *wanted;
+  const Result& Wanted(bool offloaded) {
+    static auto* const wanted = new std::map<bool, Result>();
+    const auto found = wanted->find(offloaded);
+    if (found != wanted->end()) return found->second;
+    return (*wanted)[offloaded] = TrainOn(8, "undisturbed", Job(offloaded));
   }
 };
 
 TEST_P(KilledInAMeshTest, TheJobRecoversAndEndsAsIfNothingHadHappened) {
-  const Result& wanted = Wanted();
+  const Killed& killed = GetParam();
+  const Result& wanted = Wanted(killed.offloaded);
   workers_ = 8;
-  const auto local = StartJson("w", Job());
+  const auto local = StartJson("w", Job(killed.offloaded));
   ASSERT_TRUE(AwaitSteps("w", 15, local.get()));
-  const std::string member = MemberOfRank("w", GetParam().rank);
+  const std::string member = MemberOfRank("w", killed.rank);
   ASSERT_FALSE(member.empty());
   ASSERT_EQ(kill(PidOf("w", member), SIGKILL), 0) << member;
   const Result seen = Finish("w", local.get());
@@ -154,17 +158,20 @@ TEST_P(KilledInAMeshTest, TheJobRecoversAndEndsAsIfNothingHadHappened) {
   EXPECT_EQ(seen.digest, wanted.digest);
   EXPECT_FALSE(seen.digest.empty());
   EXPECT_GE(seen.status["generation"], 2);
+  if (killed.offloaded) EXPECT_EQ(seen.steps_lost, 0u);
   EXPECT_TRUE(SawState(*local, "RECOVERING")) << local->Out();
   // The one that died is named, and nobody who waited for it in another line.
-  EXPECT_THAT(local->Out(), HasSubstr(absl::StrCat("rank ", GetParam().rank, " (", member)));
+  EXPECT_THAT(local->Out(), HasSubstr(absl::StrCat("rank ", killed.rank, " (", member)));
   EXPECT_THAT(local->Out(), HasSubstr("signal 9"));
 }
 
 INSTANTIATE_TEST_SUITE_P(EachClassOfPositions, KilledInAMeshTest,
-                         testing::Values(Killed{0, "FirstStageFirstTensorRank"},
-                                         Killed{3, "FirstStageSecondTensorRank"},
-                                         Killed{4, "LastStageFirstTensorRank"},
-                                         Killed{7, "LastStageSecondTensorRank"}),
+                         testing::Values(Killed{0, false, "FirstStageFirstTensorRank"},
+                                         Killed{3, false, "FirstStageSecondTensorRank"},
+                                         Killed{4, false, "LastStageFirstTensorRank"},
+                                         Killed{7, false, "LastStageSecondTensorRank"},
+                                         Killed{2, true, "FirstStageOffloaded"},
+                                         Killed{5, true, "LastStageOffloaded"}),
                          [](const auto& info) { return std::string(info.param.where); });
 
 class ElasticMeshTest : public PodsTest {};
