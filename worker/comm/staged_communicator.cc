@@ -125,6 +125,23 @@ class StagedCommunicator : public Communicator {
     });
   }
 
+  Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                 const Event& after) override {
+    Staging staging;
+    std::vector<size_t> places;
+    for (const Message& m : messages) {
+      if (m.bytes < 0) return Refused(std::move(messages), info, after);
+      const Part part{static_cast<char*>(m.buffer), staging.bytes, static_cast<size_t>(m.bytes)};
+      (m.send ? staging.in : staging.out).push_back(part);
+      places.push_back(part.at);
+      staging.bytes += static_cast<size_t>(RoundUp(m.bytes, 64));
+    }
+    return Run(staging, after, [&](char* host, const Event& copied) {
+      for (size_t i = 0; i < messages.size(); ++i) messages[i].buffer = host + places[i];
+      return inner_->Exchange(std::move(messages), info, copied);
+    });
+  }
+
   Event Barrier(const CollectiveInfo& info) override {
     return Run({}, {}, [&](char*, const Event&) { return inner_->Barrier(info); });
   }
@@ -140,6 +157,12 @@ class StagedCommunicator : public Communicator {
  private:
   static std::vector<Part> Around(char* data, size_t begin, size_t bytes, size_t end) {
     return {{data, 0, begin}, {data + begin + bytes, begin + bytes, end - begin - bytes}};
+  }
+
+  // By the inner communicator, which looks at the sizes before it does at memory.
+  Event Refused(std::vector<Message> messages, const CollectiveInfo& info, const Event& after) {
+    for (Message& m : messages) m.buffer = nullptr;
+    return inner_->Exchange(std::move(messages), info, after);
   }
 
   template <typename StartInner>
