@@ -129,4 +129,21 @@ std::vector<int64_t> UnitCosts(const ModelConfig& c, bool checkpointing) {
   return costs;
 }
 
+std::vector<StageTime> StageTimes(const PipelineStages& stages, const ModelConfig& config,
+                                  bool checkpointing) {
+  const std::vector<int64_t> costs = UnitCosts(config, checkpointing);
+  const std::vector<int64_t> once = UnitCosts(config, /*checkpointing=*/false);
+  std::vector<StageTime> times;
+  for (int k = 0; k < stages.Count(); ++k) {
+    StageTime& time = times.emplace_back(StageTime{.forward = 0, .backward = 0});
+    for (int unit = stages.Begin(k); unit < stages.End(k); ++unit) {
+      const auto u = static_cast<size_t>(unit);
+      const double forward = static_cast<double>(once[u]) / 3;
+      time.forward += forward;
+      time.backward += static_cast<double>(costs[u]) - forward;
+    }
+  }
+  return times;
+}
+
 }  // namespace zeroshard

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/model_table.h"
+#include "common/plan/pipeline_order.h"
 
 namespace zeroshard {
 
@@ -40,5 +41,10 @@ absl::StatusOr<PipelineStages> CutStages(const std::vector<int64_t>& costs, int 
 // dominate, so tensor parallelism divides all but the embedding's alike. Units in the model's
 // order.
 std::vector<int64_t> UnitCosts(const ModelConfig& config, bool checkpointing);
+
+// How long each virtual stage's forward and backward take by these costs, in their unit; a backward
+// twice as long as a forward, and once more where it computes that again. By virtual stage.
+std::vector<StageTime> StageTimes(const PipelineStages& stages, const ModelConfig& config,
+                                  bool checkpointing);
 
 }  // namespace zeroshard

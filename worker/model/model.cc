@@ -49,14 +49,7 @@ Model MakeModel(ModelTable table, bool checkpointing) {
 }
 
 Model MakeModel(const TensorRank& slice, bool checkpointing, TensorGroup* group) {
-  if (slice.tensor == 1) return MakeUnits(slice.model, checkpointing, {});
-  const TensorSlice& vocabulary = slice.slices.front().front();  // the token table's
-  return MakeUnits(slice.model, checkpointing,
-                   {.group = group,
-                    .first_head = slice.rank * slice.model.config.heads,
-                    .vocab_begin = vocabulary.begin,
-                    .vocab_end = vocabulary.end,
-                    .full_vocab = slice.full_vocab});
+  return MakeUnits(slice.model, checkpointing, PartOf(slice, group));
 }
 
 }  // namespace zeroshard

@@ -31,9 +31,9 @@ void PhaseClock::Enter(StepPhase phase, const std::string& what) {
 }
 
 void PhaseClock::BeginWait(WaitKind kind) {
-  const bool ranks = kind == WaitKind::kRanks;
-  device_->BeginRange(ranks ? "wait for ranks" : "wait for stores");
-  Turn(ranks ? StepPhase::kCommunication : StepPhase::kOffload);
+  constexpr const char* kNames[] = {"wait for ranks", "wait for stores", "wait for stages"};
+  device_->BeginRange(kNames[static_cast<size_t>(kind)]);
+  Turn(LabelOf(kind));
 }
 
 void PhaseClock::EndWait() {
@@ -46,18 +46,30 @@ void PhaseClock::EndPhase() {
   in_phase_ = false;
 }
 
-void PhaseClock::Turn(StepPhase phase) {
+PhaseClock::Label PhaseClock::LabelOf(WaitKind kind) {
+  if (kind == WaitKind::kStages) return kStageWait;
+  return static_cast<Label>(kind == WaitKind::kStores ? StepPhase::kOffload
+                                                      : StepPhase::kCommunication);
+}
+
+void PhaseClock::Charge(Label label, uint64_t nanoseconds) {
+  if (label == kStageWait) {
+    counters_.pipeline_wait_nanoseconds += nanoseconds;
+    label = static_cast<Label>(StepPhase::kCommunication);
+  }
+  counters_.phase_nanoseconds[static_cast<size_t>(label)] += nanoseconds;
+}
+
+void PhaseClock::Turn(Label label) {
   if (laps_ != nullptr) {
-    laps_->Begin(static_cast<int>(phase));
-    laps_->Collect([this](int label, uint64_t nanoseconds) {
-      Charge(static_cast<StepPhase>(label), nanoseconds);
-    });
+    laps_->Begin(label);
+    laps_->Collect([this](int of, uint64_t nanoseconds) { Charge(of, nanoseconds); });
   } else {
     const auto now = std::chrono::steady_clock::now();
     Charge(counted_, static_cast<uint64_t>(std::chrono::nanoseconds(now - since_).count()));
     since_ = now;
   }
-  counted_ = phase;
+  counted_ = label;
 }
 
 }  // namespace zeroshard

@@ -34,19 +34,23 @@ class PhaseClock : public WaitObserver {
   void EndWait() override;
 
  private:
-  // What follows counts for `phase`.
-  void Turn(StepPhase phase);
-  void Charge(StepPhase phase, uint64_t nanoseconds) {
-    counters_.phase_nanoseconds[static_cast<size_t>(phase)] += nanoseconds;
-  }
+  // What a stretch of time counts for: a phase, or waiting for other stages, which counts for
+  // communication and apart.
+  using Label = int;
+  static constexpr Label kStageWait = kStepPhases;
+  static Label LabelOf(WaitKind kind);
+  // What follows counts for `label`.
+  void Turn(Label label);
+  void Turn(StepPhase phase) { Turn(static_cast<Label>(phase)); }
+  void Charge(Label label, uint64_t nanoseconds);
   void EndPhase();
 
   TrainCounters& counters_;
   Device* const device_;
   const std::unique_ptr<LapTimer> laps_;  // null: the host's clock
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-  StepPhase counted_ = StepPhase::kData;  // now
-  StepPhase phase_ = StepPhase::kData;    // apart from waits
+  Label counted_ = static_cast<Label>(StepPhase::kData);  // now
+  StepPhase phase_ = StepPhase::kData;                    // apart from waits
   bool in_step_ = false, in_phase_ = false;
 };
 

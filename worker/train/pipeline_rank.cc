@@ -1,11 +1,14 @@
 #include "worker/train/pipeline_rank.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/plan/pipeline_stages.h"
+#include "common/plan/pipeline_time.h"
 #include "common/status_macros.h"
 #include "worker/model/block.h"
 #include "worker/model/embedding.h"
@@ -13,6 +16,10 @@
 
 namespace zeroshard {
 namespace {
+
+MeshPosition PlaceOf(const TrainerMesh& mesh) {
+  return PositionOf(mesh.shape, mesh.job == nullptr ? 0 : mesh.job->rank());
+}
 
 absl::Status CheckLine(const char* what, const Communicator* comm, int size, int rank) {
   const int seen_size = comm == nullptr ? 1 : comm->size();
@@ -27,28 +34,43 @@ absl::Status CheckLine(const char* what, const Communicator* comm, int size, int
 absl::Status CheckMesh(const TrainerOptions& options) {
   const TrainerMesh& mesh = options.mesh;
   const MeshShape& shape = mesh.shape;
-  if (shape.pipeline < 1 || shape.data < 1 || shape.tensor != 1 || mesh.virtual_stages < 1) {
+  if (shape.pipeline < 1 || shape.data < 1 || shape.tensor < 1 || mesh.virtual_stages < 1) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "TrainerOptions::mesh: seen %d pipeline x %d data x %d tensor ranks with %d virtual "
-        "stages, wanted each at least 1, and 1 tensor rank",
+        "stages, wanted each at least 1",
         shape.pipeline, shape.data, shape.tensor, mesh.virtual_stages));
   }
   ZS_RETURN_IF_ERROR(CheckLine("job's", mesh.job, shape.Ranks(), -1));
-  const MeshPosition at = PositionOf(shape, mesh.job == nullptr ? 0 : mesh.job->rank());
+  const MeshPosition at = PlaceOf(mesh);
   ZS_RETURN_IF_ERROR(CheckLine("data", options.comm, shape.data, at.data));
-  return CheckLine("pipeline", mesh.pipeline, shape.pipeline, at.pipeline);
+  ZS_RETURN_IF_ERROR(CheckLine("pipeline", mesh.pipeline, shape.pipeline, at.pipeline));
+  return CheckLine("tensor", mesh.tensor, shape.tensor, at.tensor);
+}
+
+// Tensor ranks that hold the same key and value heads as this one.
+int CopiesOf(const TensorRank& slice) {
+  const std::vector<ParameterInfo>& block = slice.model.units[1].parameters;
+  for (size_t i = 0; i < block.size(); ++i)
+    if (absl::EndsWith(block[i].name, ".attn.k.weight")) return slice.slices[1][i].copies;
+  return 1;
 }
 
 absl::Status CheckJob(const TrainerOptions& options) {
+  const MeshShape& shape = options.mesh.shape;
   const char* refused = nullptr;
+  const char* instead = "leave it out";
   if (options.store != nullptr) refused = "zero_optimization.offload_optimizer";
-  if (options.spec.eval().data_size() > 0) refused = "eval.data";
-  if (options.spec.sample().prompts_size() > 0) refused = "sample.prompts";
+  if (options.spec.sample().prompts_size() > 0) {
+    refused = "sample.prompts";
+    instead = "leave it out, and ask `zeroshard generate` of a checkpoint";
+  }
+  if (shape.tensor > 1 && !options.spec.checkpoint().dir().empty()) refused = "checkpoint.dir";
+  if (shape.tensor > 1 && !options.resume_from.empty()) refused = "a checkpoint to go on from";
   if (refused == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      refused,
-      ": a pipeline of several stages does not do that yet; leave it out, or train with "
-      "one stage"));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: ranks of a mesh (parallel.pipeline %d x parallel.tensor %d, %d virtual stages) do not "
+      "do that; %s, or train with one of each",
+      refused, shape.pipeline, shape.tensor, options.mesh.virtual_stages, instead));
 }
 
 // A frozen table is rounded as the unit it is in, of which the last rank has the table alone.
@@ -66,10 +88,17 @@ absl::Status CheckTable(const TrainerOptions& options, const ModelTable& model) 
       "freeze the embedding as a whole, or leave out bf16.stochastic_rounding"));
 }
 
+// Of the slice what the stage has.
+void KeepStage(const StageModel& stage, TensorRank* slice) {
+  slice->model = stage.model;
+  for (size_t u = 0; u < slice->slices.size(); ++u)
+    slice->slices[u].resize(stage.model.units[u].parameters.size());
+}
+
 }  // namespace
 
-bool IsPipelined(const TrainerMesh& mesh) {
-  return mesh.shape.pipeline != 1 || mesh.virtual_stages != 1;
+bool IsMesh(const TrainerMesh& mesh) {
+  return mesh.shape.pipeline != 1 || mesh.shape.tensor != 1 || mesh.virtual_stages != 1;
 }
 
 absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
@@ -81,7 +110,14 @@ absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
   const TrainerMesh& mesh = options.mesh;
   ZeroOptions zero = MakeZeroOptions(spec, options.comm->size());
   zero.full_gradients = mesh.full_gradients;
-  const int rank = mesh.pipeline == nullptr ? 0 : mesh.pipeline->rank();
+  const MeshPosition at = PlaceOf(mesh);
+  if (std::string problem = TensorProblem(model, mesh.shape.tensor); !problem.empty())
+    return absl::InvalidArgumentError(problem);
+  PipelineRank made;
+  made.slice = MakeTensorRank(model, mesh.shape.tensor, at.tensor);
+  made.part = PartOf(made.slice, nullptr);
+  const int copies = CopiesOf(made.slice);
+  ZS_RETURN_IF_ERROR(CheckLine("copies'", mesh.copies, copies, at.tensor % copies));
   ZS_ASSIGN_OR_RETURN(const PipelineStages stages,
                       CutStages(UnitCosts(model.config, zero.checkpointing), mesh.shape.pipeline,
                                 mesh.virtual_stages));
@@ -89,37 +125,49 @@ absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
                       MakePipelineSchedule({.stages = mesh.shape.pipeline,
                                             .virtual_stages = mesh.virtual_stages,
                                             .micro_batches = RoundsOf(zero)}));
-  PipelineRank made;
-  made.stage = MakeStageModel(model, stages, rank);
-  made.schedule = std::move(schedules[static_cast<size_t>(rank)]);
+  made.stage = MakeStageModel(made.slice.model, stages, at.pipeline);
+  KeepStage(made.stage, &made.slice);
+  made.schedule = std::move(schedules[static_cast<size_t>(at.pipeline)]);
   made.policy = MakeStagePolicy(made.stage, zero, made.schedule);
   return made;
 }
 
-Model MakeStageUnits(const StageModel& stage, bool checkpointing) {
+BubbleShares BubbleOf(const PipelineRank& rank, const ModelConfig& config, bool checkpointing) {
+  const PipelineShape& shape = rank.schedule.shape;
+  const double idle = shape.stages - 1;
+  const double busy =
+      static_cast<double>(shape.micro_batches) * static_cast<double>(shape.virtual_stages);
+  return {.predicted = idle / (busy + idle),
+          .counted = TimeOf(shape, StageTimes(rank.stage.stages, config, checkpointing)).Bubble()};
+}
+
+Model MakeStageUnits(const PipelineRank& rank, bool checkpointing, TensorGroup* group) {
   Model model;
-  const ModelConfig& config = stage.model.config;
-  const int units = static_cast<int>(stage.model.units.size());
+  const ModelTable& table = rank.stage.model;
+  const ModelConfig& config = table.config;
+  TensorPart part = rank.part;
+  part.group = group;
+  const int units = static_cast<int>(table.units.size());
   model.blocks.resize(static_cast<size_t>(units) - 2);
   for (int u = 0; u < units; ++u) {
-    if (!stage.Runs(u)) continue;
-    const UnitTable& unit = stage.model.units[static_cast<size_t>(u)];
+    if (!rank.stage.Runs(u)) continue;
+    const UnitTable& unit = table.units[static_cast<size_t>(u)];
     switch (unit.kind) {
       case UnitKind::kEmbedding:
-        model.embedding = MakeEmbedding(config, unit, {});
+        model.embedding = MakeEmbedding(config, unit, part);
         break;
       case UnitKind::kBlock:
-        model.blocks[static_cast<size_t>(u) - 1] = MakeBlock(config, unit, u, checkpointing, {});
+        model.blocks[static_cast<size_t>(u) - 1] = MakeBlock(config, unit, u, checkpointing, part);
         break;
       case UnitKind::kHead: {
-        const ParameterInfo& matrix = config.tied ? stage.model.units.front().parameters.front()
-                                                  : *unit.Find("lm_head.weight");
-        model.head = MakeHead(config, unit, matrix.trainable, {});
+        const ParameterInfo& matrix =
+            config.tied ? table.units.front().parameters.front() : *unit.Find("lm_head.weight");
+        model.head = MakeHead(config, unit, matrix.trainable, part);
         break;
       }
     }
   }
-  model.table = stage.model;
+  model.table = table;
   return model;
 }
 

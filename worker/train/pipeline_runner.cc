@@ -14,7 +14,13 @@ PipelineRunner::PipelineRunner(const PipelineParts& parts, StageMemory memory)
       memory_(std::move(memory)),
       batches_(static_cast<size_t>(OpenMicroBatches(*parts.schedule))) {}
 
-PipelineRunner::~PipelineRunner() { memory_.Drain().IgnoreError(); }
+PipelineRunner::~PipelineRunner() { Drain().IgnoreError(); }
+
+absl::Status PipelineRunner::Drain() {
+  absl::Status status = memory_.Drain();
+  if (parts_.group != nullptr) status.Update(parts_.group->Drain());
+  return status;
+}
 
 absl::StatusOr<std::unique_ptr<PipelineRunner>> PipelineRunner::Create(const PipelineParts& parts) {
   ZS_ASSIGN_OR_RETURN(StageMemory memory, StageMemory::Create(parts.stage, parts.policy->options,
@@ -36,8 +42,8 @@ absl::Status PipelineRunner::Step(uint64_t step, const Load& load, const Progres
     ZS_RETURN_IF_ERROR(Run(action, load, progress));
   }
   // The last outputs are to be gone before the step's end is exchanged and counted.
-  Waiting waiting(waits_, WaitKind::kRanks);
-  return memory_.Drain();
+  Waiting waiting(waits_, WaitKind::kStages);
+  return Drain();
 }
 
 absl::Status PipelineRunner::Run(const Action& action, const Load& load, const Progress& progress) {
@@ -86,7 +92,7 @@ absl::StatusOr<BoundarySlot*> PipelineRunner::Input(int virtual_stage, int64_t m
                                                     bool gradient) {
   BoundarySlot* slot = &memory_.Slot(virtual_stage, micro_batch, gradient);
   if (slot->filled.state() == nullptr) return slot;  // by this rank, on the compute stream
-  Waiting waiting(waits_, WaitKind::kRanks);
+  Waiting waiting(waits_, WaitKind::kStages);
   ZS_RETURN_IF_ERROR(compute_->WaitFor(slot->filled));
   return slot;
 }
@@ -96,7 +102,7 @@ absl::StatusOr<BoundarySlot*> PipelineRunner::Output(int virtual_stage, int64_t 
   if (parts_.schedule->shape.stages == 1)
     return &memory_.Slot(gradient ? virtual_stage - 1 : virtual_stage + 1, micro_batch, gradient);
   BoundarySlot* slot = &memory_.NextOutput();
-  Waiting waiting(waits_, WaitKind::kRanks);
+  Waiting waiting(waits_, WaitKind::kStages);
   ZS_RETURN_IF_ERROR(compute_->WaitFor(slot->read));
   memory_.NameOutput(slot, virtual_stage, micro_batch, gradient);
   return slot;

@@ -15,6 +15,7 @@
 #include "common/plan/pipeline_schedule.h"
 #include "common/plan/stage_model.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/tensor_group.h"
 #include "worker/device/device.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
@@ -35,6 +36,7 @@ struct PipelineParts {
   Device* device = nullptr;
   Ops* ops = nullptr;
   Communicator* line = nullptr;  // the pipeline's; may be null where it has one rank
+  TensorGroup* group = nullptr;  // the units'; null where they have none
 };
 
 class PipelineRunner {
@@ -46,7 +48,7 @@ class PipelineRunner {
 
   // RESOURCE_EXHAUSTED from the device.
   static absl::StatusOr<std::unique_ptr<PipelineRunner>> Create(const PipelineParts& parts);
-  // Waits for transfers on their way; whoever ends a step early aborts the line first.
+  // Waits for what is on its way between ranks; whoever ends a step early aborts the lines first.
   ~PipelineRunner();
 
   // After ZeroEngine::BeginStep: every round, forward and backward. Gradients are the engine's to
@@ -63,6 +65,7 @@ class PipelineRunner {
 
  private:
   PipelineRunner(const PipelineParts& parts, StageMemory memory);
+  absl::Status Drain();
   absl::Status Run(const Action& action, const Load& load, const Progress& progress);
   void Transfers(const std::vector<Transfer>& transfers);
   absl::Status Forward(const Action& action, const Progress& progress);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "common/crash_point.h"
 #include "common/hf/config.h"
+#include "common/kernels/init.h"
 #include "common/plan/planner.h"
 #include "common/spec/decision.h"
 #include "common/spec/loss_scale.h"
@@ -21,6 +22,7 @@
 #include "common/status_payloads.h"
 #include "worker/train/batch_buffers.h"
 #include "worker/train/evaluator.h"
+#include "worker/train/mesh_tensors.h"
 #include "worker/train/model_runner.h"
 #include "worker/train/phase_clock.h"
 #include "worker/train/pipeline_rank.h"
@@ -29,6 +31,7 @@
 #include "worker/train/samples.h"
 #include "worker/train/save_loop.h"
 #include "worker/train/step_stats.h"
+#include "worker/zero/sliced_source.h"
 
 namespace zeroshard {
 namespace {
@@ -64,7 +67,8 @@ class ObservedWaits {
 // Of everything that a rank sends on, each once.
 std::vector<const TrafficCounters*> CountersOf(const TrainerOptions& options) {
   std::vector<const TrafficCounters*> counters = {&options.comm->traffic()};
-  for (const Communicator* line : {options.mesh.pipeline, options.mesh.job})
+  for (const Communicator* line :
+       {options.mesh.pipeline, options.mesh.tensor, options.mesh.copies, options.mesh.job})
     if (line != nullptr && line != options.comm) counters.push_back(&line->traffic());
   return counters;
 }
@@ -108,7 +112,7 @@ class TrainerImpl : public Trainer {
     ZS_RETURN_IF_ERROR(Fill(initial, together));
     ZS_RETURN_IF_ERROR(MakeRunner());
     const MeshShape shape =
-        pipeline_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
+        mesh_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
                                                policy_.options.micro_batch, shape, job_);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
@@ -126,20 +130,22 @@ class TrainerImpl : public Trainer {
 
   absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
-    if (OnlyElsewhere(name)) return absl::OkStatus();
-    return engine_->SetTensor(name, values);
+    const std::optional<TensorPlace> place = FindTensor(whole_, name);
+    if (!place.has_value() || !mesh_.has_value()) return engine_->SetTensor(name, values);
+    ZS_ASSIGN_OR_RETURN(const std::vector<float> part, SliceOf(whole_, Slice(), *place, values));
+    if (!FindTensor(model_.table, name).has_value()) return absl::OkStatus();  // other stages'
+    return engine_->SetTensor(name, part);
   }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
-    const std::optional<int> unit = UnitOf(whole_, name);
+    const std::optional<TensorPlace> place = FindTensor(whole_, name);
     Communicator* const line = options_.mesh.pipeline;
-    if (!pipeline_.has_value() || line == nullptr || !unit.has_value())
-      return engine_->GatherTensor(name);
-    const PipelineStages& stages = pipeline_->stage.stages;
-    const int home = stages.RankOf(stages.StageOf(*unit));
-    const int64_t size = whole_.units[static_cast<size_t>(*unit)].Find(name)->size;
+    if (!mesh_.has_value() || line == nullptr || !place.has_value()) return StageTensor(name);
+    const PipelineStages& stages = mesh_->stage.stages;
+    const int home = stages.RankOf(stages.StageOf(static_cast<int>(place->unit)));
+    const int64_t size = place->In(whole_).size;
     std::vector<float> all(static_cast<size_t>(size * line->size()));
     if (home == line->rank()) {
-      ZS_ASSIGN_OR_RETURN(const std::vector<float> values, engine_->GatherTensor(name));
+      ZS_ASSIGN_OR_RETURN(const std::vector<float> values, StageTensor(name));
       std::copy(values.begin(), values.end(), all.begin() + home * size);
     }
     ZS_RETURN_IF_ERROR(line->AllGatherHost(all.data(), size * static_cast<int64_t>(sizeof(float)),
@@ -147,58 +153,62 @@ class TrainerImpl : public Trainer {
     return std::vector<float>(all.begin() + home * size, all.begin() + (home + 1) * size);
   }
   absl::StatusOr<std::vector<float>> StageTensor(const std::string& name) override {
-    return engine_->GatherTensor(name);
+    ZS_ASSIGN_OR_RETURN(std::vector<float> own, engine_->GatherTensor(name));
+    if (!group_.has_value()) return own;
+    return JoinSlices(whole_, *FindTensor(whole_, name), own, options_.mesh.tensor, step_);
   }
   const TrainCounters& counters() const override { return counters_; }
   StepTraffic last_step() const override { return meter_.last(); }
+  BubbleShares bubble() const override { return bubble_; }
 
  private:
   bool IsRankZero() const { return job_->rank() == 0; }
-  // Whether this rank has the losses.
-  bool HasHead() const { return !pipeline_.has_value() || pipeline_->stage.HasHead(); }
-
-  static std::optional<int> UnitOf(const ModelTable& model, const std::string& name) {
-    for (size_t u = 0; u < model.units.size(); ++u) {
-      for (const ParameterInfo& info : model.units[u].parameters)
-        if (info.name == name) return static_cast<int>(u);
-    }
-    return std::nullopt;
-  }
-  // A tensor of the model that this rank's stages do not have.
-  bool OnlyElsewhere(const std::string& name) const {
-    return !UnitOf(model_.table, name).has_value() && UnitOf(whole_, name).has_value();
+  bool HasStages() const { return mesh_.has_value() && options_.mesh.shape.pipeline > 1; }
+  // Whether this rank has the losses; with it all of its tensor group.
+  bool HasHead() const { return !mesh_.has_value() || mesh_->stage.HasHead(); }
+  // Of the whole model: which rows this rank has, wherever their units are.
+  TensorRank Slice() const {
+    return MakeTensorRank(whole_, options_.mesh.shape.tensor, mesh_->slice.rank);
   }
 
   // What this rank computes, and what its engine will do.
   absl::Status MakeUnits() {
     const v1::JobSpec& spec = options_.spec;
-    if (!IsPipelined(options_.mesh)) {
+    if (!IsMesh(options_.mesh)) {
       model_ = MakeModel(whole_, spec.activation_checkpointing());
       policy_ = MakeZeroPolicy(model_.table, MakeZeroOptions(spec, options_.comm->size()));
       return absl::OkStatus();
     }
-    ZS_ASSIGN_OR_RETURN(pipeline_, MakePipelineRank(options_, whole_));
-    model_ = MakeStageUnits(pipeline_->stage, spec.activation_checkpointing());
-    policy_ = pipeline_->policy;
+    ZS_ASSIGN_OR_RETURN(mesh_, MakePipelineRank(options_, whole_));
+    if (options_.mesh.shape.tensor > 1) {
+      group_.emplace(options_.mesh.tensor, options_.mesh.copies, options_.device->compute());
+    }
+    model_ = MakeStageUnits(*mesh_, spec.activation_checkpointing(), Group());
+    policy_ = mesh_->policy;
+    bubble_ = BubbleOf(*mesh_, whole_.config, spec.activation_checkpointing());
     return absl::OkStatus();
   }
 
+  // Null where the rank's tensor line is itself.
+  TensorGroup* Group() { return group_.has_value() ? &*group_ : nullptr; }
+
   absl::Status MakeRunner() {
-    if (pipeline_.has_value()) {
-      const PipelineParts parts{.stage = &pipeline_->stage,
-                                .schedule = &pipeline_->schedule,
+    if (mesh_.has_value()) {
+      const PipelineParts parts{.stage = &mesh_->stage,
+                                .schedule = &mesh_->schedule,
                                 .policy = &policy_,
                                 .units = &model_,
                                 .engine = engine_.get(),
                                 .device = options_.device,
                                 .ops = options_.ops,
-                                .line = options_.mesh.pipeline};
+                                .line = options_.mesh.pipeline,
+                                .group = Group()};
       ZS_ASSIGN_OR_RETURN(pipeline_runner_, PipelineRunner::Create(parts));
     } else {
       ZS_ASSIGN_OR_RETURN(runner_, ModelRunner::Create(&model_, &policy_, engine_.get(),
                                                        options_.device, options_.ops));
     }
-    const int64_t open = pipeline_.has_value() ? OpenMicroBatches(pipeline_->schedule) : 1;
+    const int64_t open = mesh_.has_value() ? OpenMicroBatches(mesh_->schedule) : 1;
     for (int64_t i = 0; i < open; ++i) {
       ZS_ASSIGN_OR_RETURN(std::unique_ptr<BatchBuffers> buffers,
                           BatchBuffers::Create(policy_.options.micro_batch,
@@ -296,11 +306,18 @@ class TrainerImpl : public Trainer {
     const EngineLinks links{
         .job = job_,
         .pipeline = options_.mesh.pipeline,
-        .tied_peer = pipeline_.has_value() ? pipeline_->stage.tied_peer : -1,
+        .tied_peer = mesh_.has_value() ? mesh_->stage.tied_peer : -1,
+        .slice = group_.has_value() ? &mesh_->slice : nullptr,
     };
+    const FreshWeights fresh(options_.spec.seed());
     return initial.Fill(
         together, whole_,
         [&](const ParameterSource* weights, const std::atomic<bool>* stop) {
+          std::optional<SlicedSource> sliced;
+          if (group_.has_value()) {
+            const ParameterSource* of = weights != nullptr ? weights : &fresh;
+            weights = &sliced.emplace(&whole_, &mesh_->slice, of);
+          }
           return ZeroEngine::Create(&model_.table, &policy_, options_.spec.seed(), options_.device,
                                     options_.ops, options_.comm, stop, weights, options_.store,
                                     &links);
@@ -403,10 +420,11 @@ class TrainerImpl : public Trainer {
     return batch;
   }
 
-  // Tokens count where their loss is.
+  // Tokens count where their loss is, of a tensor group on its first rank.
   void CountRound(const RoundBatch& batch, std::vector<RoundStats>* rounds) {
     if (!batch.active) return;
-    const int64_t tokens = HasHead() ? batch.loaded.tokens : 0;
+    const bool counts = HasHead() && (!group_.has_value() || group_->rank() == 0);
+    const int64_t tokens = counts ? batch.loaded.tokens : 0;
     rounds->push_back({.tokens = tokens});
     counters_.tokens += static_cast<uint64_t>(tokens);
   }
@@ -446,8 +464,11 @@ class TrainerImpl : public Trainer {
       if (unit_names_[u] == nonfinite_unit) verdict.nonfinite_unit = static_cast<uint32_t>(u) + 1;
     }
     verdict.flags = OwnFlags(observer);
-    auto totals =
-        exchange_->Exchange(step, Position(step, 0), scaling, verdict, rounds, unit_names_);
+    auto totals = [&] {
+      // Whose part of the pipeline is done waits here for the others'.
+      const Waiting waiting(HasStages() ? clock : nullptr, WaitKind::kStages);
+      return exchange_->Exchange(step, Position(step, 0), scaling, verdict, rounds, unit_names_);
+    }();
     if (IsNonFinite(totals.status()) && UsesLossScale(options_.spec))
       return AtLeastScale(totals.status());
     return totals;
@@ -516,7 +537,7 @@ class TrainerImpl : public Trainer {
       enter(StepPhase::kOffload, "commit");
       // Every rank was in the exchange, so everything is staged. The others need no word of the
       // commit: what they pull is there once it is made.
-      const auto rank = static_cast<uint32_t>(options_.comm->rank());
+      const auto rank = static_cast<uint32_t>(job_->rank());
       CrashPoint("worker.before_commit", step, rank);
       if (IsRankZero()) {
         ZS_RETURN_IF_ERROR(observer->BeforeCommit());
@@ -653,13 +674,15 @@ class TrainerImpl : public Trainer {
   }
 
   TrainerOptions options_;
-  Communicator* const job_;               // of all ranks
-  ModelTable whole_;                      // the model, of which
-  std::optional<PipelineRank> pipeline_;  // this rank has a part
-  Model model_;                           // what it has
+  Communicator* const job_;           // of all ranks
+  ModelTable whole_;                  // the model, of which
+  std::optional<PipelineRank> mesh_;  // a rank of a mesh has a part
+  std::optional<TensorGroup> group_;  // whose parameters are split
+  Model model_;                       // what it has
   ZeroPolicy policy_;
   SampleOrder order_;
   StepMeter meter_;
+  BubbleShares bubble_;
   int64_t position_ = 0;      // of the first sample of first_step
   v1::LossScale loss_scale_;  // of the step being trained, from its update on of the next
   double used_scale_ = 0;     // of the step last updated

@@ -70,6 +70,17 @@ class TrainObserver {
 struct TrainCounters {
   std::atomic<uint64_t> tokens{0};  // this rank's
   std::array<std::atomic<uint64_t>, kStepPhases> phase_nanoseconds{};
+  // Of kCommunication: waiting for other stages of a pipeline, also at a step's end. Its share of
+  // all phases' time is the idle share that was measured.
+  std::atomic<uint64_t> pipeline_wait_nanoseconds{0};
+};
+
+// The share of a step in which a pipeline's ranks stand idle, 0 to 1; 0 where it has one.
+struct BubbleShares {
+  // (p - 1) / (v m + p - 1): stages that take equally long (common/plan/pipeline_time.h).
+  double predicted = 0;
+  // Of the schedule, with stages that take as long as their units' declared costs say.
+  double counted = 0;
 };
 
 // A job's ranks as a mesh (common/plan/rank_mesh.h). Ranks of one pipeline position are the data
@@ -152,6 +163,8 @@ class Trainer {
   virtual const TrainCounters& counters() const = 0;
   // Of a trainer that counts it; thread-safe.
   virtual StepTraffic last_step() const { return {}; }
+  // Of its pipeline, the same for every step; thread-safe.
+  virtual BubbleShares bubble() const { return {}; }
 };
 
 }  // namespace zeroshard

@@ -205,7 +205,10 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     Waiting waiting(waits_, WaitKind::kRanks);
     ZS_RETURN_IF_ERROR(reducer_->FinishRounds());
     if (rows_ != nullptr) ZS_RETURN_IF_ERROR(rows_->Join());
-    if (tied_table_ != nullptr) ZS_RETURN_IF_ERROR(tied_table_->Join(step_));
+  }
+  if (tied_table_ != nullptr) {
+    Waiting waiting(waits_, WaitKind::kStages);
+    ZS_RETURN_IF_ERROR(tied_table_->Join(step_));
   }
   if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
     const UnitState& embedding = units_.front();

@@ -5,8 +5,8 @@
 
 namespace zeroshard {
 
-// What is waited for: other ranks, or the shard stores.
-enum class WaitKind : uint8_t { kRanks, kStores };
+// What is waited for: other ranks, the shard stores, or other stages of a pipeline.
+enum class WaitKind : uint8_t { kRanks, kStores, kStages };
 
 // Called on the training thread. Waits do not nest.
 class WaitObserver {

@@ -150,6 +150,28 @@ TEST(CutStages, TheHeadsStageOfGpt2SmallHasFewerBlocks) {
   EXPECT_THAT(CutStages(costs, 2, 1)->begin, ElementsAre(0, 9, 14));
 }
 
+TEST(StageTimesTest, BackwardIsTwiceTheForwardAndOnceMoreOfBlocksComputedAgain) {
+  v1::ModelSpec spec;
+  spec.set_architecture("gpt2");
+  spec.set_hidden_size(64);
+  spec.set_layers(4);
+  spec.set_heads(4);
+  spec.set_sequence_length(32);
+  spec.set_vocab_size(101);
+  const auto config = MakeModelConfig(spec);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const PipelineStages stages{.pipeline = 2, .begin = {0, 3, 6}};
+  const double block = 2 * (12 * 64 * 64 + 32 * 64), head = 2 * 101 * 64, embedding = 2 * 64;
+  for (const bool again : {false, true}) {
+    const std::vector<StageTime> times = StageTimes(stages, *config, again);
+    ASSERT_EQ(times.size(), 2u);
+    EXPECT_DOUBLE_EQ(times[0].forward, 2 * block + embedding / 3);
+    EXPECT_DOUBLE_EQ(times[0].backward, 2 * (again ? 3 : 2) * block + embedding * 2 / 3);
+    EXPECT_DOUBLE_EQ(times[1].forward, 2 * block + head);
+    EXPECT_DOUBLE_EQ(times[1].backward, 2 * (again ? 3 : 2) * block + 2 * head);
+  }
+}
+
 TEST(UnitCostsTest, AreThePlannersOperationsForThreePassesAndFourOfBlocksComputedAgain) {
   for (const char* architecture : {"gpt2", "llama"}) {
     v1::ModelSpec spec;

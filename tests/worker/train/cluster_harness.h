@@ -71,6 +71,9 @@ struct RankResult {
   int64_t memory[kMemoryKinds] = {};              // at the end, by MemoryKind
   int64_t peak[kMemoryKinds] = {};                // at most
   uint64_t phases[kStepPhases] = {};              // nanoseconds
+  uint64_t stage_wait = 0;                        // of them waiting for other stages
+  uint64_t tokens = 0;                            // that the rank counts
+  BubbleShares bubble;
   TrafficTable traffic{};                         // of the training steps
   StepTraffic last_step;                          // as the trainer counts it
   std::vector<v1::CheckpointRecord> checkpoints;  // that rank 0 was told of

@@ -14,6 +14,7 @@
 
 #include "tests/worker/train/cluster_harness.h"
 #include "worker/comm/line_communicator.h"
+#include "worker/comm/tensor_group.h"
 
 namespace zeroshard {
 
@@ -24,6 +25,7 @@ struct MeshRun {
   std::vector<std::string> tensors = {};
   uint64_t first_step = 1;
   std::string resume_from = "";
+  const TokenDataset* eval_data = nullptr;
   // Called on the rank's thread before training, and after each step.
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   std::function<void(int rank, uint64_t step, Trainer* trainer)> on_step = nullptr;
@@ -32,18 +34,22 @@ struct MeshRun {
       nullptr;
 };
 
-// A rank's communicators. The data line's is there always.
+// A rank's communicators, of lines with one rank too; copies as TrainerMesh has it.
 struct MeshLinks {
   std::unique_ptr<Device> device;
-  std::unique_ptr<Communicator> data, pipeline, job;
+  std::unique_ptr<Communicator> data, pipeline, tensor, copies, job;
+  std::vector<Communicator*> All() const {
+    std::vector<Communicator*> all;
+    for (const auto* line : {&data, &pipeline, &tensor, &copies, &job})
+      if (*line != nullptr) all.push_back(line->get());
+    return all;
+  }
   void Abort(const std::string& reason) {
-    for (Communicator* line : {data.get(), pipeline.get(), job.get()})
-      if (line != nullptr) line->Abort(reason);
+    for (Communicator* line : All()) line->Abort(reason);
   }
   TrafficTable Traffic() const {
     TrafficTable sum{};
-    for (const Communicator* line : {data.get(), pipeline.get(), job.get()}) {
-      if (line == nullptr) continue;
+    for (const Communicator* line : All()) {
       const TrafficTable table = TrafficOf(*line);
       for (size_t op = 0; op < table.size(); ++op)
         for (size_t phase = 0; phase < table[op].size(); ++phase)
@@ -53,10 +59,12 @@ struct MeshLinks {
   }
 };
 
+// `copies`: tensor ranks with the same key and value heads.
 struct MeshConnections {
-  explicit MeshConnections(const MeshShape& of)
-      : shape(of), links(static_cast<size_t>(of.Ranks())) {}
+  MeshConnections(const MeshShape& of, int copies)
+      : shape(of), copies(copies), links(static_cast<size_t>(of.Ranks())) {}
   const MeshShape shape;
+  const int copies;
   MemoryRendezvous rendezvous;
   std::vector<MeshLinks> links;
 
@@ -79,12 +87,19 @@ struct MeshConnections {
       return MakeLineCommunicator({name, number, LineOf(shape, dimension, rank)}, options,
                                   &rendezvous, own.device.get(), make);
     };
-    auto data = line("data", MeshDimension::kData, at.pipeline);
+    auto data = line("data", MeshDimension::kData, at.pipeline * shape.tensor + at.tensor);
     if (!data.ok()) return data.status();
     own.data = *std::move(data);
-    auto pipeline = line("pipeline", MeshDimension::kPipeline, at.data);
+    auto pipeline =
+        line("pipeline", MeshDimension::kPipeline, at.data * shape.tensor + at.tensor);
     if (!pipeline.ok()) return pipeline.status();
     own.pipeline = *std::move(pipeline);
+    auto tensor = MakeTensorLines({"tensor", at.pipeline * shape.data + at.data,
+                                   LineOf(shape, MeshDimension::kTensor, rank)},
+                                  copies, options, &rendezvous, own.device.get(), make);
+    if (!tensor.ok()) return tensor.status();
+    own.tensor = std::move(tensor->line);
+    own.copies = std::move(tensor->copies);
     auto job = MakeGlooCommunicator(options, &rendezvous, own.device.get());
     if (!job.ok()) return job.status();
     own.job = *std::move(job);
@@ -95,22 +110,30 @@ struct MeshConnections {
 // As IdleConnections: connecting takes longer than most jobs here.
 class IdleMeshes {
  public:
-  using Key = std::pair<int, int>;
-  static std::unique_ptr<MeshConnections> Take(const MeshShape& shape) {
-    std::unique_ptr<MeshConnections>& idle = Idle()[{shape.pipeline, shape.data}];
-    return idle != nullptr ? std::move(idle) : std::make_unique<MeshConnections>(shape);
+  static std::unique_ptr<MeshConnections> Take(const MeshShape& shape, int copies) {
+    std::unique_ptr<MeshConnections>& idle = Idle()[KeyOf(shape, copies)];
+    return idle != nullptr ? std::move(idle) : std::make_unique<MeshConnections>(shape, copies);
   }
   static void Give(std::unique_ptr<MeshConnections> mesh) {
-    const Key key{mesh->shape.pipeline, mesh->shape.data};
-    Idle()[key] = std::move(mesh);
+    Idle()[KeyOf(mesh->shape, mesh->copies)] = std::move(mesh);
   }
 
  private:
+  using Key = std::tuple<int, int, int, int>;
+  static Key KeyOf(const MeshShape& shape, int copies) {
+    return {shape.pipeline, shape.data, shape.tensor, copies};
+  }
   static std::map<Key, std::unique_ptr<MeshConnections>>& Idle() {
     static std::map<Key, std::unique_ptr<MeshConnections>> idle;
     return idle;
   }
 };
+
+// Of the job's model.
+inline int CopiesOf(const v1::JobSpec& spec, int tensor) {
+  const int64_t kv_heads = MakeModelConfig(spec.model())->kv_heads;
+  return kv_heads < tensor ? tensor / static_cast<int>(kv_heads) : 1;
+}
 
 class MeshObserver : public TrainObserver {
  public:
@@ -154,9 +177,12 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   options.mesh = {.shape = run.shape,
                   .virtual_stages = run.virtual_stages,
                   .pipeline = links.pipeline.get(),
+                  .tensor = links.tensor.get(),
+                  .copies = links.copies.get(),
                   .job = links.job.get(),
                   .full_gradients = run.full_gradients};
   options.data = &data;
+  options.eval_data = run.eval_data;
   options.first_step = run.first_step;
   options.resume_from = run.resume_from;
   options.job = spec.name();
@@ -172,6 +198,11 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
     for (size_t phase = 0; phase < before[op].size(); ++phase)
       result->traffic[op][phase] -= before[op][phase];
   result->last_step = (*trainer)->last_step();
+  for (int phase = 0; phase < kStepPhases; ++phase)
+    result->phases[phase] = (*trainer)->counters().phase_nanoseconds[phase];
+  result->stage_wait = (*trainer)->counters().pipeline_wait_nanoseconds;
+  result->tokens = (*trainer)->counters().tokens;
+  result->bubble = (*trainer)->bubble();
   for (int kind = 0; kind < kMemoryKinds; ++kind)
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
   if (!result->status.ok()) return links.Abort("a rank failed");
@@ -189,7 +220,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
 inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun& run,
                                          const TokenDataset& data) {
   std::vector<RankResult> results(static_cast<size_t>(run.shape.Ranks()));
-  std::unique_ptr<MeshConnections> mesh = IdleMeshes::Take(run.shape);
+  std::unique_ptr<MeshConnections> mesh = IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.shape.Ranks(); ++rank) {
     threads.emplace_back([&, rank] {

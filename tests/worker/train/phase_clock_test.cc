@@ -75,6 +75,25 @@ TEST_F(GpuPhases, WhatComputeStandsStillForIsCommunicationAndTheRestOfATransferI
   EXPECT_NEAR(Of(StepPhase::kOffload), 5, 1e-4);
 }
 
+TEST_F(GpuPhases, WaitingForOtherStagesIsCommunicationAndCountedApart) {
+  {
+    PhaseClock clock(&counters_, device_.get());
+    clock.Enter(StepPhase::kForward, "blocks.0");
+    Compute(6);
+    clock.BeginWait(WaitKind::kStages);
+    Compute(4);  // as long as compute waits for a stage's output
+    clock.EndWait();
+    clock.BeginWait(WaitKind::kRanks);
+    Compute(1);
+    clock.EndWait();
+    clock.Enter(StepPhase::kBackward, "blocks.0");
+    Finish();
+  }
+  EXPECT_NEAR(Of(StepPhase::kForward), 6, 1e-4);
+  EXPECT_NEAR(Of(StepPhase::kCommunication), 4 + 1, 1e-4);
+  EXPECT_NEAR(1e-6 * static_cast<double>(counters_.pipeline_wait_nanoseconds.load()), 4, 1e-4);
+}
+
 TEST_F(GpuPhases, EventsAreUsedAgain) {
   PhaseClock clock(&counters_, device_.get());
   for (int i = 0; i < 100; ++i) {
