@@ -1,6 +1,7 @@
 #include "worker/comm/staged_communicator.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -187,7 +188,8 @@ class StagedCommunicator : public Communicator {
     std::vector<Event> copies;
     for (const Part& part : staging.in) {
       if (part.bytes == 0) continue;
-      copies.push_back(in_->Copy(host + part.at, part.device, part.bytes, after));
+      copies.push_back(
+          in_->Copy(host + part.at, part.device, part.bytes, BehindWriters(part, after)));
     }
     return copies.empty() ? after : AllOf(std::move(copies));
   }
@@ -198,12 +200,33 @@ class StagedCommunicator : public Communicator {
     for (const Part& part : staging.out) {
       if (part.bytes == 0) continue;
       copies.push_back(out_->Copy(part.device, host + part.at, part.bytes, brought));
+      writes_.push_back({part.device, part.device + part.bytes, copies.back()});
     }
     return copies.empty() ? brought : AllOf(std::move(copies));
   }
 
+  // `after`, and what operations before this one still bring to the same memory: their copies are
+  // another stream's.
+  Event BehindWriters(const Part& part, const Event& after) {
+    while (!writes_.empty() && writes_.front().done.Done()) writes_.pop_front();
+    std::vector<Event> all;
+    for (const Write& write : writes_) {
+      if (write.begin < part.device + part.bytes && part.device < write.end)
+        all.push_back(write.done);
+    }
+    if (all.empty()) return after;
+    all.push_back(after);
+    return AllOf(std::move(all));
+  }
+
+  struct Write {
+    const char *begin, *end;
+    Event done;
+  };
+
   const int rank_, size_;
-  HostPool pool_;  // keeps the order of concurrent callers one order
+  std::deque<Write> writes_;  // on their way; within the pool's calls
+  HostPool pool_;             // keeps the order of concurrent callers one order
   std::unique_ptr<Stream> in_, out_;
   std::unique_ptr<Communicator> inner_;
 };

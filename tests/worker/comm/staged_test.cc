@@ -269,6 +269,43 @@ TEST(Staged, AnOperationAfterWorkThatFailedHasItsErrorAndWritesNothing) {
   });
 }
 
+// Nothing waits here but the communicator: it is one stream of operations, whatever the copies are.
+TEST_P(StagedWorlds, AnOperationSeesWhatTheOnesBeforeItBrought) {
+  const auto [size, seed] = GetParam();
+  Ranks host(size);
+  StagedRanks staged(size, seed);
+  constexpr int kRounds = 12;
+  const auto run = [size = size](Communicator& c, char* memory, const Event& after) {
+    Event last = after;
+    for (int round = 0; round < kRounds; ++round) {
+      ReduceScatterArgs args;
+      args.input = memory;
+      args.counts.assign(static_cast<size_t>(size), 700);
+      args.contributors = size;
+      args.output = memory + 60000;
+      args.accumulate = round > 0;
+      last = c.ReduceScatter(args, Info(), round == 0 ? after : Event());
+      if (round % 3 != 2) continue;
+      last = c.AllReduce(memory + 60000, 700, DType::kF32, Info());
+      if (size == 1) continue;
+      // On to the next rank, what came from the one before.
+      const int next = (c.rank() + 1) % size, before = (c.rank() + size - 1) % size;
+      last = c.Exchange({{.send = true, .buffer = memory + 60000, .bytes = 1400, .peer = next},
+                         {.buffer = memory + 61400, .bytes = 1400, .peer = before}},
+                        Info());
+    }
+    return last;
+  };
+  host.Each([&](int r) {
+    Memory wanted = Values(r, 5);
+    const absl::Status status = run(host[r], reinterpret_cast<char*>(wanted.data()), {}).Wait();
+    ASSERT_TRUE(status.ok()) << status;
+    Array array(&staged.device(r), Values(r, 5));
+    EXPECT_EQ(array.After(run(staged[r], static_cast<char*>(array.data()), array.filled())),
+              wanted);
+  });
+}
+
 // More at once than a connection holds by itself, again and again, and each round with what the one
 // before brought.
 TEST(Staged, TwoRanksThatSendToEachOtherDoNotWaitForOneAnother) {
