@@ -22,6 +22,7 @@ struct MeshRun {
   MeshShape shape;
   int virtual_stages = 1;
   bool full_gradients = false;
+  RankBackend backend = {};
   std::vector<std::string> tensors = {};
   uint64_t first_step = 1;
   std::string resume_from = "";
@@ -59,6 +60,22 @@ struct MeshLinks {
   }
 };
 
+// Communicators of one job over those of `links`, as its device reaches them.
+inline MeshLinks Reach(const MeshLinks& links, const RankBackend& backend, Device* device) {
+  const auto reach = [&](const std::unique_ptr<Communicator>& line) {
+    std::unique_ptr<Communicator> own;
+    if (line == nullptr) return own;
+    own = std::make_unique<LentCommunicator>(line.get());
+    return backend.comm ? backend.comm(std::move(own), device) : std::move(own);
+  };
+  return {.device = nullptr,
+          .data = reach(links.data),
+          .pipeline = reach(links.pipeline),
+          .tensor = reach(links.tensor),
+          .copies = reach(links.copies),
+          .job = reach(links.job)};
+}
+
 // `copies`: tensor ranks with the same key and value heads.
 struct MeshConnections {
   MeshConnections(const MeshShape& of, int copies)
@@ -90,13 +107,12 @@ struct MeshConnections {
     auto data = line("data", MeshDimension::kData, at.pipeline * shape.tensor + at.tensor);
     if (!data.ok()) return data.status();
     own.data = *std::move(data);
-    auto pipeline =
-        line("pipeline", MeshDimension::kPipeline, at.data * shape.tensor + at.tensor);
+    auto pipeline = line("pipeline", MeshDimension::kPipeline, at.data * shape.tensor + at.tensor);
     if (!pipeline.ok()) return pipeline.status();
     own.pipeline = *std::move(pipeline);
-    auto tensor = MakeTensorLines({"tensor", at.pipeline * shape.data + at.data,
-                                   LineOf(shape, MeshDimension::kTensor, rank)},
-                                  copies, options, &rendezvous, own.device.get(), make);
+    auto tensor = MakeTensorLines(
+        {"tensor", at.pipeline * shape.data + at.data, LineOf(shape, MeshDimension::kTensor, rank)},
+        copies, options, &rendezvous, own.device.get(), make);
     if (!tensor.ok()) return tensor.status();
     own.tensor = std::move(tensor->line);
     own.copies = std::move(tensor->copies);
@@ -163,11 +179,12 @@ class MeshObserver : public TrainObserver {
 
 inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const TokenDataset& data,
                         int rank, MeshConnections* mesh, RankResult* result) {
-  const std::unique_ptr<Device> device = MakeCpuDevice();
-  const std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const RankBackend& backend = run.backend;
+  const std::unique_ptr<Device> device = backend.device ? backend.device(rank) : MakeCpuDevice();
+  const std::unique_ptr<Ops> ops = backend.ops ? backend.ops(device.get()) : MakeCpuOps(1);
   result->status = mesh->Connect(rank);
   if (!result->status.ok()) return;
-  MeshLinks& links = mesh->links[static_cast<size_t>(rank)];
+  MeshLinks links = Reach(mesh->links[static_cast<size_t>(rank)], backend, device.get());
   const TrafficTable before = links.Traffic();
   TrainerOptions options;
   options.spec = spec;
@@ -220,7 +237,8 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
 inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun& run,
                                          const TokenDataset& data) {
   std::vector<RankResult> results(static_cast<size_t>(run.shape.Ranks()));
-  std::unique_ptr<MeshConnections> mesh = IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
+  std::unique_ptr<MeshConnections> mesh =
+      IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.shape.Ranks(); ++rank) {
     threads.emplace_back([&, rank] {
