@@ -1,8 +1,11 @@
 #include "common/checkpoint/state_digest.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -63,6 +66,67 @@ void WeightDigest::Combine(const WeightDigest& other) {
 }
 
 std::string WeightDigest::Hex() const { return absl::StrFormat("%016x%016x", high, low); }
+
+void PartedDigest::Add(uint64_t unit, uint64_t element, absl::Span<const float> values, bool ends) {
+  // Elements of one block, which it may be all of.
+  const auto add = [&](absl::Span<const float> some) {
+    BlockPart part{.unit = static_cast<uint32_t>(unit), .block = element / kBlock * kBlock};
+    part.begin = static_cast<uint32_t>(element - part.block);
+    std::copy(some.begin(), some.end(), part.values + part.begin);
+    part.end = part.begin + static_cast<uint32_t>(some.size());
+    element += some.size();
+    values.remove_prefix(some.size());
+    if (ends && values.empty()) part.end = kBlock;
+    if (part.begin == 0 && part.end == kBlock) {
+      whole.Add(unit, part.block, part.values);
+    } else {
+      parts.push_back(part);
+    }
+  };
+  if (values.empty()) return;
+  if (element % kBlock != 0)
+    add(values.first(std::min<size_t>(kBlock - element % kBlock, values.size())));
+  const size_t blocks = values.size() / kBlock * kBlock;
+  whole.Add(unit, element, values.first(blocks));
+  element += blocks;
+  values.remove_prefix(blocks);
+  if (!values.empty()) add(values);
+}
+
+void PartedDigest::Combine(const PartedDigest& other) {
+  whole.Combine(other.whole);
+  parts.insert(parts.end(), other.parts.begin(), other.parts.end());
+}
+
+absl::StatusOr<WeightDigest> JoinParts(const std::vector<BlockPart>& parts) {
+  struct Block {
+    float values[kBlock] = {};
+    std::bitset<kBlock> there;
+  };
+  std::map<std::pair<uint32_t, uint64_t>, Block> blocks;
+  const auto error = [](uint32_t unit, uint64_t block, const char* problem) {
+    return absl::InternalError(absl::StrFormat(
+        "digest of the state: of the elements of unit %d from %d to %d some %s; wanted each from "
+        "one rank",
+        unit, block, block + kBlock, problem));
+  };
+  for (const BlockPart& part : parts) {
+    if (part.begin > part.end || part.end > kBlock)
+      return error(part.unit, part.block, "are outside of them");
+    Block& block = blocks[{part.unit, part.block}];
+    for (uint32_t i = part.begin; i < part.end; ++i) {
+      if (block.there[i]) return error(part.unit, part.block, "are from two ranks");
+      block.there[i] = true;
+      block.values[i] = part.values[i];
+    }
+  }
+  WeightDigest digest;
+  for (const auto& [place, block] : blocks) {
+    if (!block.there.all()) return error(place.first, place.second, "are from no rank");
+    digest.Add(place.first, place.second, block.values);
+  }
+  return digest;
+}
 
 absl::StatusOr<std::string> DigestOf(const CheckpointReader& reader, const ModelTable& model,
                                      StateKind kind) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -22,6 +23,31 @@ struct WeightDigest {
   std::string Hex() const;
 };
 static_assert(sizeof(WeightDigest) == 16);
+
+// Some elements of a 64-element block whose others are elsewhere. Plain data: ranks send it.
+struct BlockPart {
+  uint32_t kind = 0;  // for who has parts of several kinds of state in one list
+  uint32_t unit = 0;
+  uint64_t block = 0;           // its first element in the unit's flat vector
+  uint32_t begin = 0, end = 0;  // which of its 64 elements
+  float values[64] = {};        // of these alone
+};
+
+// The digest of ranges that begin and end anywhere, as the slices of tensor ranks do: of the blocks
+// that are there in full, with the parts of the others.
+struct PartedDigest {
+  WeightDigest whole;
+  std::vector<BlockPart> parts;
+
+  // `values` start at `element` of the unit's flat vector. `ends`: a tensor ends with them, so that
+  // zeros follow up to a multiple of 64.
+  void Add(uint64_t unit, uint64_t element, absl::Span<const float> values, bool ends);
+  void Combine(const PartedDigest& other);
+};
+
+// Of the blocks that `parts` (of one kind) are of, in any order. INTERNAL names a block of which an
+// element is missing or there twice.
+absl::StatusOr<WeightDigest> JoinParts(const std::vector<BlockPart>& parts);
 
 // The digest, in hex, of one kind of a checkpoint's values as the ranks that wrote it computed it:
 // every unit's flat vector with its padding; of the moments only units with something trainable,

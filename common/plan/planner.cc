@@ -26,7 +26,7 @@ uint64_t ShardBytes(const ZeroPolicy& policy, size_t unit, int rank) {
          SizeOf(policy.options.dtype);
 }
 
-// What a rank pulls for the gathers of one micro-batch.
+// What a rank pulls for the gathers of `uses`.
 uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& uses, int rank) {
   uint64_t bytes = 0;
   for (const UnitUse& use : uses) {
@@ -186,11 +186,14 @@ class RankPlanner {
     for (size_t u = 0; u < model_.units.size(); ++u) {
       if (!policy_.trained[u]) continue;
       const uint64_t bytes = ShardBytes(policy_, u, rank_);
-      plan_.push += bytes * static_cast<uint64_t>(options_.replicas);
+      // The copy of a tied table is pushed where it is counted.
+      if (u > 0 || !policy_.copies_table)
+        plan_.push += bytes * static_cast<uint64_t>(options_.replicas);
       if (policy_.KeepsParameters(static_cast<int>(u))) plan_.pull += bytes;
     }
+    const int64_t times = policy_.uses_span_step ? 1 : policy_.rounds;
     const uint64_t gathered = SaturatingProduct(GatherPullBytes(policy_, policy_.uses, rank_),
-                                                static_cast<uint64_t>(policy_.rounds));
+                                                static_cast<uint64_t>(times));
     if (__builtin_add_overflow(plan_.pull, gathered, &plan_.pull))
       plan_.pull = std::numeric_limits<uint64_t>::max();
   }

@@ -72,7 +72,7 @@ ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
 }
 
 int64_t BoundaryElements(const ModelConfig& config, const ZeroOptions& options) {
-  return options.micro_batch * config.sequence * config.hidden;
+  return StreamRows(config, options.micro_batch) * config.hidden;
 }
 
 int64_t BoundaryBytes(const ModelConfig& config, const ZeroOptions& options) {

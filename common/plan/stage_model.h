@@ -48,7 +48,8 @@ ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
 // Micro-batches of a data-parallel rank and step: ceil(G / N).
 int64_t RoundsOf(const ZeroOptions& options);
 
-// Elements [mb*T, C] between two units, and their bytes rounded up to 64.
+// Elements [StreamRows, C] (activation_table.h) between two units, and their bytes rounded up
+// to 64.
 int64_t BoundaryElements(const ModelConfig& config, const ZeroOptions& options);
 int64_t BoundaryBytes(const ModelConfig& config, const ZeroOptions& options);
 // Buffers for outputs that leave: a compute overlaps with the sending of the one before.

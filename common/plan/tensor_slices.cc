@@ -33,7 +33,7 @@ ModelConfig LocalConfig(const ModelConfig& full, int tensor) {
 TensorSlice SliceOf(const ModelConfig& c, const ParameterInfo& p, int tensor, int rank) {
   const int64_t rows = p.shape.empty() ? 1 : p.shape[0];
   if (p.split == TensorSplit::kReplicated || p.shape.empty())
-    return {.begin = 0, .end = rows, .copies = tensor, .home = 0};
+    return {.begin = 0, .end = rows, .copies = tensor, .home = 0, .rows = rows, .offset = p.offset};
   const int copies = IsKeyOrValue(p.name) ? Sharers(c, tensor) : 1;
   // All but the vocabulary's rows are divided without a rest.
   const int64_t each = CeilDiv(rows, tensor / copies);
@@ -41,7 +41,9 @@ TensorSlice SliceOf(const ModelConfig& c, const ParameterInfo& p, int tensor, in
   return {.begin = std::min(part * each, rows),
           .end = std::min((part + 1) * each, rows),
           .copies = copies,
-          .home = rank / copies * copies};
+          .home = rank / copies * copies,
+          .rows = rows,
+          .offset = p.offset};
 }
 
 // The local shape, which is that of the first rank: no other has more rows.
@@ -66,6 +68,13 @@ std::string TensorProblem(const ModelTable& model, int tensor) {
         {c.intermediate, " columns of the MLP (model.intermediate_size)"}}) {
     if (seen % tensor != 0)
       return absl::StrCat(seen, what, on, ": write a divisor of ", seen, " for parallel.tensor");
+  }
+  if (c.sequence_parallel && c.sequence % tensor != 0) {
+    return absl::StrCat(c.sequence, " tokens (model.sequence_length)", on,
+                        " that share each sequence (parallel.sequence_parallel): write a divisor "
+                        "of ",
+                        c.sequence, " for parallel.tensor, a multiple of ", tensor,
+                        " for model.sequence_length, or sequence_parallel: false");
   }
   if (c.kv_heads % tensor != 0 && tensor % c.kv_heads != 0) {
     return absl::StrCat(c.kv_heads, " key and value heads (model.kv_heads)", on,
@@ -103,6 +112,16 @@ TensorRank MakeTensorRank(const ModelTable& model, int tensor, int rank) {
   return result;
 }
 
+ParameterInfo FullParameter(const TensorRank& rank, size_t unit, size_t parameter) {
+  ParameterInfo full = rank.model.units[unit].parameters[parameter];
+  const TensorSlice& slice = rank.slices[unit][parameter];
+  full.offset = slice.offset;
+  if (full.shape.empty() || full.shape[0] == 0) return full;
+  full.size = full.size / full.shape[0] * slice.rows;
+  full.shape[0] = slice.rows;
+  return full;
+}
+
 std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange local) {
   std::vector<SliceRun> runs;
   const std::vector<ParameterInfo>& parameters = rank.model.units[unit].parameters;
@@ -113,11 +132,14 @@ std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange
     const int64_t begin = std::max(local.begin, p.offset);
     const int64_t end = std::min(local.end, p.offset + (slice.end - slice.begin) * row);
     if (begin >= end) continue;
+    const int64_t element = slice.begin * row + begin - p.offset;
     runs.push_back({.parameter = static_cast<int>(i),
                     .local = begin,
-                    .element = slice.begin * row + begin - p.offset,
+                    .element = element,
                     .size = end - begin,
-                    .home = rank.IsHome(unit, i)});
+                    .home = rank.IsHome(unit, i),
+                    .flat = slice.offset + element,
+                    .ends = element + end - begin == slice.rows * row});
   }
   return runs;
 }

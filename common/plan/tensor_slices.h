@@ -33,6 +33,8 @@ struct TensorSlice {
   int64_t begin = 0, end = 0;
   int copies = 1;  // tensor ranks that hold these rows: [home, home + copies)
   int home = 0;
+  // Of the full tensor: its rows, and where it begins in its unit's flat vector.
+  int64_t rows = 0, offset = 0;
 };
 
 struct TensorRank {
@@ -47,13 +49,16 @@ struct TensorRank {
 };
 
 // Why the model cannot be split so, with the keys, the numbers and what to do; empty: it can.
-// `tensor` below 1; heads or MLP columns that it does not divide; key and value heads that neither
-// divide it nor are divided by it; slices of q, k or v that are no multiple of 64 elements, which
-// would tear the three apart.
+// `tensor` below 1; heads or MLP columns that it does not divide, with sequence_parallel also
+// tokens of a sequence; key and value heads that neither divide it nor are divided by it; slices of
+// q, k or v that are no multiple of 64 elements, which would tear the three apart.
 std::string TensorProblem(const ModelTable& model, int tensor);
 
 // TensorProblem must be empty. With tensor = 1 the model itself.
 TensorRank MakeTensorRank(const ModelTable& model, int tensor, int rank);
+
+// A tensor as the full model has it: its shape, size and offset.
+ParameterInfo FullParameter(const TensorRank& rank, size_t unit, size_t parameter);
 
 // Consecutive elements of one tensor, in the rank's unit and in the full tensor.
 struct SliceRun {
@@ -62,6 +67,8 @@ struct SliceRun {
   int64_t element = 0;  // from the start of the full tensor
   int64_t size = 0;
   bool home = true;  // this rank saves and counts it
+  int64_t flat = 0;  // from the start of the full unit's flat vector
+  bool ends = true;  // with the full tensor: zeros follow `flat` + size up to a multiple of 64
 };
 
 // What a range of a local unit's flat vector is of the full tensors: at most one run a tensor, in

@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "worker/device/cpu_memory.h"
 #include "worker/train/agreement.h"
+#include "worker/zero/torn_blocks.h"
 
 namespace zeroshard {
 namespace {
@@ -48,6 +49,12 @@ struct Checkpointer::Report {
   char name[64] = {};  // of the file, ending in 0
   uint32_t message_bytes = 0;
   char message[892] = {};
+
+  void Fail(const absl::Status& status) {
+    code = static_cast<int32_t>(status.code());
+    message_bytes = static_cast<uint32_t>(std::min(status.message().size(), sizeof(message)));
+    status.message().copy(message, message_bytes);
+  }
 };
 
 // Counts what is written, and fails once the save is cancelled.
@@ -156,15 +163,15 @@ void Checkpointer::MakePieces() {
       if (kind != 0 && !range.trained) continue;
       const UnitTable& unit = options_.model->units[static_cast<size_t>(range.unit)];
       for (const ParameterInfo& tensor : unit.parameters) {
-        const int64_t begin = std::max(range.begin, tensor.offset);
-        const int64_t end = std::min(range.end, tensor.offset + tensor.size);
+        const int64_t begin = std::max(range.flat, tensor.offset);
+        const int64_t end = std::min(range.flat + range.size(), tensor.offset + tensor.size);
         if (begin >= end || (kind != 0 && !tensor.trainable)) continue;
         pieces_.push_back({.kind = static_cast<StateKind>(kind),
                            .tensor = tensor.name,
                            .shape = tensor.shape,
                            .begin = begin - tensor.offset,
                            .end = end - tensor.offset,
-                           .values = at + (begin - range.begin)});
+                           .values = at + (begin - range.flat)});
       }
       at += range.size();
     }
@@ -235,14 +242,14 @@ void Checkpointer::WaitForCopy() {
 absl::Status Checkpointer::WriteOwn() {
   ZS_RETURN_IF_ERROR(copied_.Wait());
   for (int kind = 0; kind < kStateKinds; ++kind) {
-    digests_[kind] = WeightDigest();
+    digests_[kind] = PartedDigest();
     const float* at = memory_[kind].as<float>();
     for (const OwnedRange& range : ranges_) {
       if (kind != 0 && !range.trained) continue;
       if (cancelled_) return absl::CancelledError("the job ended before it was saved");
       const size_t size = static_cast<size_t>(range.size());
-      digests_[kind].Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(range.begin),
-                         absl::MakeSpan(at, size));
+      digests_[kind].Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(range.flat),
+                         absl::MakeSpan(at, size), range.ends);
       at += size;
       ++progress_;
     }
@@ -264,6 +271,7 @@ absl::Status Checkpointer::Advance(const std::vector<RankFlags>& flags) {
   FillReport(&reports[static_cast<size_t>(options_.comm->rank())]);
   ZS_RETURN_IF_ERROR(options_.comm->AllGatherHost(reports.data(), sizeof(Report),
                                                   {.unit = "checkpoint", .step = step_}));
+  if (options_.engine->slice() != nullptr) ZS_RETURN_IF_ERROR(JoinTornBlocks(&reports));
   if (!IsRankZero()) {
     phase_ = SaveState::kIdle;
     return absl::OkStatus();
@@ -273,17 +281,32 @@ absl::Status Checkpointer::Advance(const std::vector<RankFlags>& flags) {
   return absl::OkStatus();
 }
 
+absl::Status Checkpointer::JoinTornBlocks(std::vector<Report>* reports) const {
+  // The same verdict on every rank: nothing will come of this save.
+  if (std::any_of(reports->begin(), reports->end(), [](const Report& r) { return r.code != 0; }))
+    return absl::OkStatus();
+  ZS_ASSIGN_OR_RETURN(const std::vector<BlockPart> parts,
+                      GatherParts(options_.comm, PartsOf(digests_, kStateKinds),
+                                  {.unit = "checkpoint", .step = step_}));
+  Report& first = reports->front();
+  for (int kind = 0; kind < kStateKinds && first.code == 0; ++kind) {
+    const absl::StatusOr<WeightDigest> joined = JoinParts(OfKind(parts, static_cast<size_t>(kind)));
+    if (joined.ok()) {
+      first.digests[kind].Combine(*joined);
+    } else {
+      first.Fail(joined.status());
+    }
+  }
+  return absl::OkStatus();
+}
+
 void Checkpointer::FillReport(Report* report) const {
   const absl::Status status =
       written_.state() ? written_.Wait() : absl::CancelledError("rank 0 did not make the folder");
-  report->code = static_cast<int32_t>(status.code());
-  report->message_bytes =
-      static_cast<uint32_t>(std::min(status.message().size(), sizeof(report->message)));
-  status.message().copy(report->message, report->message_bytes);
-  if (!status.ok()) return;
+  if (!status.ok()) return report->Fail(status);
   report->crc32c = file_.crc32c;
   report->bytes = file_.bytes;
-  std::copy(std::begin(digests_), std::end(digests_), report->digests);
+  for (int kind = 0; kind < kStateKinds; ++kind) report->digests[kind] = digests_[kind].whole;
   file_.name.copy(report->name, sizeof(report->name) - 1);
 }
 

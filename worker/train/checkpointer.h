@@ -48,7 +48,7 @@ struct CheckpointerOptions {
   // Files that rank 0 puts into each checkpoint: path by name. Read once, in Create: what they are
   // in may be gone by the time of a save, as the checkpoint that a run goes on from.
   std::map<std::string, std::string> assets;
-  const ModelTable* model = nullptr;  // these outlive the checkpointer
+  const ModelTable* model = nullptr;  // the full one; these outlive the checkpointer
   const ZeroEngine* engine = nullptr;
   Device* device = nullptr;
   Communicator* comm = nullptr;
@@ -105,6 +105,8 @@ class Checkpointer {
   // Those ranges that keep fp32 values, or those that do not (ZeroEngine::CopyState).
   absl::Status Copy(bool kept);
   absl::Status WriteOwn();
+  // Collective: the digests of the blocks that several ranks have parts of become rank 0's.
+  absl::Status JoinTornBlocks(std::vector<Report>* reports) const;
   void FillReport(Report* report) const;
   // Rank 0's thread.
   absl::Status Complete(const std::vector<Report>& reports);
@@ -129,7 +131,7 @@ class Checkpointer {
   Event copied_, written_, completed_;
   std::atomic<bool> begun_{false};
   CheckpointFile file_;
-  WeightDigest digests_[kStateKinds];
+  PartedDigest digests_[kStateKinds];
   v1::CheckpointRecord record_;
   absl::Status outcome_;
   bool recorded_ = true;

@@ -1,5 +1,7 @@
 #include "worker/train/restore.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/log.h"
@@ -7,6 +9,7 @@
 #include "common/spec/loss_scale.h"
 #include "common/status_macros.h"
 #include "worker/train/agreement.h"
+#include "worker/zero/sliced_source.h"
 
 namespace zeroshard {
 namespace {
@@ -136,7 +139,7 @@ absl::Status InitialState::Fill(const TrainerOptions& options, const ModelTable&
           [signals](uint64_t bytes) { signals->bytes += bytes; }, &signals->stop);
     });
   }
-  tasks.push_back([&](LoadSignals* signals) { return LoadAll(make, signals, engine); });
+  tasks.push_back([&](LoadSignals* signals) { return LoadAll(model, make, signals, engine); });
   absl::Status status =
       LoadTogether(options.comm, CollectiveDeadline(options.spec), options.stop,
                    absl::StrCat("loading ", reader_ != nullptr ? reader_->path()
@@ -147,15 +150,21 @@ absl::Status InitialState::Fill(const TrainerOptions& options, const ModelTable&
   return status;
 }
 
-absl::Status InitialState::LoadAll(const MakeEngine& make, LoadSignals* signals,
+absl::Status InitialState::LoadAll(const ModelTable& model, const MakeEngine& make,
+                                   LoadSignals* signals,
                                    std::unique_ptr<ZeroEngine>* engine) const {
   const SignallingSource weights(weights_ != nullptr ? weights_.get() : master_.get(), signals);
   ZS_ASSIGN_OR_RETURN(*engine, make(&weights, &signals->stop));
   if (resumed_from_.empty()) return absl::OkStatus();
   for (StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
     const std::unique_ptr<ParameterSource> moments = reader_->Source(kind);
-    ZS_RETURN_IF_ERROR(
-        (*engine)->LoadMoments(kind, SignallingSource(moments.get(), signals), &signals->stop));
+    const SignallingSource full(moments.get(), signals);
+    std::optional<SlicedSource> sliced;
+    if (const TensorRank* slice = (*engine)->slice(); slice != nullptr)
+      sliced.emplace(&model, slice, &full);
+    const ParameterSource* source = &full;
+    if (sliced.has_value()) source = &*sliced;
+    ZS_RETURN_IF_ERROR((*engine)->LoadMoments(kind, *source, &signals->stop));
   }
   return absl::OkStatus();
 }

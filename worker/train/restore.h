@@ -34,8 +34,9 @@ class InitialState {
   // Of the first step.
   const v1::LossScale& loss_scale() const { return loss_scale_; }
 
-  // Makes the engine: `make` is called once, with where its weights come from (null: fresh ones)
-  // and what stops it, on another thread than this where they come from files.
+  // Makes the engine: `make` is called once, with where its weights come from (null: fresh ones; of
+  // `model`, which is the full one) and what stops it, on another thread than this where they come
+  // from files.
   using MakeEngine = std::function<absl::StatusOr<std::unique_ptr<ZeroEngine>>(
       const ParameterSource* weights, const std::atomic<bool>* stop)>;
   // Collective where something is read: makes the engine and loads the moments. Of a checkpoint
@@ -50,7 +51,7 @@ class InitialState {
   absl::Status OpenCheckpoint(const TrainerOptions& options, const ModelTable& model);
   absl::Status ContinueData(const TrainerOptions& options);
   absl::Status ContinueOffloaded(const TrainerOptions& options);
-  absl::Status LoadAll(const MakeEngine& make, LoadSignals* signals,
+  absl::Status LoadAll(const ModelTable& model, const MakeEngine& make, LoadSignals* signals,
                        std::unique_ptr<ZeroEngine>* engine) const;
   absl::Status CompareDigests(const ModelTable& model, ZeroEngine* engine) const;
 

@@ -355,7 +355,7 @@ class TrainerImpl : public Trainer {
     checkpointer.resumed_from = initial.resumed_from();
     checkpointer.samples = static_cast<uint64_t>(options_.data->sample_count());
     if (IsRankZero()) checkpointer.assets = FindAssets(options_);
-    checkpointer.model = &model_.table;
+    checkpointer.model = &whole_;
     checkpointer.engine = engine_.get();
     checkpointer.device = options_.device;
     checkpointer.comm = job_;

@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "worker/device/host_event.h"
 #include "worker/zero/fill.h"
+#include "worker/zero/torn_blocks.h"
 
 namespace zeroshard {
 ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Communicator* comm,
@@ -24,6 +25,7 @@ ZeroEngine::ZeroEngine(const ZeroPolicy* policy, Device* device, Ops* ops, Commu
       comm_(comm),
       store_(store),
       all_(links != nullptr && links->job != nullptr ? links->job : comm),
+      slice_(links != nullptr ? links->slice : nullptr),
       uses_(&policy->uses) {}
 
 ZeroEngine::~ZeroEngine() {
@@ -52,10 +54,10 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
   }
   std::unique_ptr<ZeroEngine> engine(new ZeroEngine(policy, device, ops, comm, store, links));
   std::vector<UnitState>* units = &engine->units_;
-  ZS_ASSIGN_OR_RETURN(*units, MakeUnitStates(*model, *policy, comm->rank(), device));
+  ZS_ASSIGN_OR_RETURN(*units,
+                      MakeUnitStates(*model, *policy, comm->rank(), device, engine->slice_));
   ZS_ASSIGN_OR_RETURN(engine->squares_,
-                      GradientSquares::Create(units->size(), device, ops,
-                                              links == nullptr ? nullptr : links->slice));
+                      GradientSquares::Create(units->size(), device, ops, engine->slice_));
   ZS_RETURN_IF_ERROR(engine->RegisterBuffers());
   if (store != nullptr)
     engine->pusher_ = std::make_unique<GradientPusher>(policy, units, store, device, ops);
@@ -79,6 +81,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
         TiedTable::Create(policy, &engine->units_.front(),
                           Owned(policy->layouts.front(), comm->rank(), TokenTableBlocks(*model)),
                           links->pipeline, links->tied_peer, device, ops));
+    engine->reducer_->LeaveEmbedding();
   }
   ZS_RETURN_IF_ERROR(engine->LocateHead(*model));
   return engine;
@@ -210,12 +213,7 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     Waiting waiting(waits_, WaitKind::kStages);
     ZS_RETURN_IF_ERROR(tied_table_->Join(step_));
   }
-  if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
-    const UnitState& embedding = units_.front();
-    if (embedding.trained)
-      pusher_->Push(0, {embedding.own_begin, embedding.own_end}, compute_->Record());
-    ZS_RETURN_IF_ERROR(pusher_->FinishRounding());
-  }
+  if (pusher_ != nullptr) ZS_RETURN_IF_ERROR(PushEmbedding());
   const Event read = ReadSquares();
   if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
   if (pusher_ != nullptr) {
@@ -231,6 +229,17 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     if (squares.nonfinite > 0 && first_nonfinite->empty()) *first_nonfinite = units_[u].table->name;
   }
   return norm;
+}
+
+// What else there is of it has joined its sum. With kFullAccumulate it left behind its reduction,
+// unless another rank's part of a tied table was to come; and of two ends the first one pushes.
+absl::Status ZeroEngine::PushEmbedding() {
+  const bool left =
+      policy_.gradient_mode == GradientMode::kFullAccumulate && tied_table_ == nullptr;
+  const UnitState& embedding = units_.front();
+  if (embedding.trained && !left && !policy_.copies_table)
+    pusher_->Push(0, {embedding.own_begin, embedding.own_end}, compute_->Record());
+  return pusher_->FinishRounding();
 }
 
 Event ZeroEngine::ReadSquares() {
@@ -297,17 +306,17 @@ void ZeroEngine::OwnSumsTo(const UnitState& unit, void* whole) {
 void ZeroEngine::UpdateUnit(UnitState* unit, const AdamWArgs& args) {
   const bool full = policy_.options.stage == 0 && policy_.gradient_mode == GradientMode::kShard;
   const DType gradient_type = full ? policy_.options.dtype : unit->gradient_type;
-  for (const ParameterInfo& info : unit->table->parameters) {
-    const int64_t begin = std::max(unit->state_begin, info.offset);
-    const int64_t end = std::min(unit->state_end, info.offset + info.size);
-    if (!info.trainable || begin >= end) continue;
+  for (const SliceRun& run : unit->Runs({unit->state_begin, unit->state_end})) {
+    const ParameterInfo& info = unit->table->parameters[static_cast<size_t>(run.parameter)];
+    if (!info.trainable) continue;
+    const int64_t begin = run.local;
     AdamWArgs adamw = args;
     if (!info.decay) adamw.weight_decay = 0;
-    adamw.rounding = unit->rounding.From(begin);
+    adamw.rounding = unit->rounding.From(run.flat);
     const void* gradient =
         full ? unit->full_gradient.as<char>() + begin * static_cast<int64_t>(SizeOf(gradient_type))
              : unit->Gradient(begin);
-    ops_->AdamW(adamw, end - begin, gradient, gradient_type, unit->Master(begin),
+    ops_->AdamW(adamw, run.size, gradient, gradient_type, unit->Master(begin),
                 unit->exp_avg.as<float>() + (begin - unit->state_begin),
                 unit->exp_avg_sq.as<float>() + (begin - unit->state_begin), unit->Parameter(begin),
                 unit->dtype);
@@ -360,61 +369,93 @@ std::vector<OwnedRange> ZeroEngine::OwnedRanges() const {
   if (store_ != nullptr) return ranges;
   for (size_t u = 0; u < units_.size(); ++u) {
     if (u == 0 && policy_.copies_table) continue;
-    ranges.push_back({.unit = static_cast<int>(u),
-                      .begin = units_[u].own_begin,
-                      .end = units_[u].own_end,
-                      .trained = units_[u].trained,
-                      .keeps_master = units_[u].KeepsMaster()});
+    const UnitState& unit = units_[u];
+    OwnedRange range{.unit = static_cast<int>(u),
+                     .begin = unit.own_begin,
+                     .end = unit.own_end,
+                     .flat = unit.own_begin,
+                     .trained = unit.trained,
+                     .keeps_master = unit.KeepsMaster()};
+    if (slice_ == nullptr) {
+      ranges.push_back(range);
+      continue;
+    }
+    for (const SliceRun& run : unit.Runs({unit.own_begin, unit.own_end})) {
+      if (!run.home) continue;
+      range.begin = run.local;
+      range.end = run.local + run.size;
+      range.flat = run.flat;
+      range.ends = run.ends;
+      ranges.push_back(range);
+    }
   }
   return ranges;
 }
 
-absl::StatusOr<WeightDigest> ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
-  WeightDigest digest;
+absl::StatusOr<PartedDigest> ZeroEngine::OwnDigest(StateKind kind, bool as_filled) const {
+  PartedDigest digest;
+  const auto filled = [&](const UnitState& unit) {
+    return kind == StateKind::kMaster && as_filled && !unit.KeepsMaster();
+  };
+  for (const UnitState& unit : units_) {
+    if (filled(unit) && !(unit.index == 0 && policy_.copies_table)) digest.Combine(unit.filled);
+  }
   std::vector<float> piece;
   constexpr int64_t kPiece = int64_t{1} << 20;
   for (const OwnedRange& range : OwnedRanges()) {
-    const UnitState& unit = units_[static_cast<size_t>(range.unit)];
     if (kind != StateKind::kMaster && !range.trained) continue;
-    if (kind == StateKind::kMaster && as_filled && !unit.KeepsMaster()) {
-      digest.Combine(unit.filled);
-      continue;
-    }
+    if (filled(units_[static_cast<size_t>(range.unit)])) continue;
     for (int64_t at = range.begin; at < range.end; at += kPiece) {
       const int64_t end = std::min(at + kPiece, range.end);
       piece.resize(static_cast<size_t>(end - at));
       ZS_RETURN_IF_ERROR(CopyState(kind, range.unit, at, end, piece.data()));
-      digest.Add(static_cast<uint64_t>(range.unit), static_cast<uint64_t>(at), piece);
+      digest.Add(static_cast<uint64_t>(range.unit),
+                 static_cast<uint64_t>(range.flat + at - range.begin), piece,
+                 range.ends && end == range.end);
     }
   }
   return digest;
 }
 
 absl::StatusOr<std::vector<WeightDigest>> ZeroEngine::CombineDigests(
-    const std::vector<WeightDigest>& own) {
+    const std::vector<PartedDigest>& own) {
   const size_t n = own.size();
   std::vector<WeightDigest> all(static_cast<size_t>(all_->size()) * n);
-  std::copy(own.begin(), own.end(), all.begin() + all_->rank() * static_cast<int64_t>(n));
+  for (size_t i = 0; i < n; ++i) all[static_cast<size_t>(all_->rank()) * n + i] = own[i].whole;
   ZS_RETURN_IF_ERROR(all_->AllGatherHost(all.data(), static_cast<int64_t>(n * sizeof(WeightDigest)),
                                          {.unit = "weights digest", .step = step_}));
   std::vector<WeightDigest> total(n);
   for (size_t i = 0; i < all.size(); ++i) total[i % n].Combine(all[i]);
+  // Every rank of a mesh has a slice, or none: whole units are not torn.
+  if (slice_ != nullptr) ZS_RETURN_IF_ERROR(AddTornBlocks(own, &total));
   return total;
+}
+
+absl::Status ZeroEngine::AddTornBlocks(const std::vector<PartedDigest>& own,
+                                       std::vector<WeightDigest>* total) {
+  ZS_ASSIGN_OR_RETURN(const std::vector<BlockPart> all,
+                      GatherParts(all_, PartsOf(own.data(), own.size()),
+                                  {.unit = "weights digest", .step = step_}));
+  for (size_t kind = 0; kind < own.size(); ++kind) {
+    ZS_ASSIGN_OR_RETURN(const WeightDigest joined, JoinParts(OfKind(all, kind)));
+    (*total)[kind].Combine(joined);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ZeroEngine::WeightsDigest() {
   ZS_RETURN_IF_ERROR(Drain());
   if (store_ != nullptr) return std::string();
-  ZS_ASSIGN_OR_RETURN(const WeightDigest own, OwnDigest(StateKind::kMaster, false));
+  ZS_ASSIGN_OR_RETURN(const PartedDigest own, OwnDigest(StateKind::kMaster, false));
   ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total, CombineDigests({own}));
   return total[0].Hex();
 }
 
 absl::StatusOr<std::array<std::string, kStateKinds>> ZeroEngine::LoadedDigests() {
-  std::vector<WeightDigest> own;
+  std::vector<PartedDigest> own;
   for (int kind = 0; kind < kStateKinds; ++kind) {
-    ZS_ASSIGN_OR_RETURN(const WeightDigest digest, OwnDigest(static_cast<StateKind>(kind), true));
-    own.push_back(digest);
+    ZS_ASSIGN_OR_RETURN(PartedDigest digest, OwnDigest(static_cast<StateKind>(kind), true));
+    own.push_back(std::move(digest));
   }
   ZS_ASSIGN_OR_RETURN(const std::vector<WeightDigest> total, CombineDigests(own));
   std::array<std::string, kStateKinds> digests;
@@ -441,11 +482,20 @@ absl::Status ZeroEngine::SetTensor(const std::string& name, absl::Span<const flo
   }
   ZS_ASSIGN_OR_RETURN(const Located at, Locate(name));
   UnitState& unit = *at.unit;
-  if (static_cast<int64_t>(values.size()) != at.info->size) {
+  const auto parameter = static_cast<size_t>(at.info - unit.table->parameters.data());
+  const int64_t size =
+      slice_ == nullptr ? at.info->size : FullParameter(*slice_, unit.index, parameter).size;
+  if (static_cast<int64_t>(values.size()) != size) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s has %d elements, not %d", name, at.info->size, values.size()));
+        absl::StrFormat("%s has %d elements, not %d", name, size, values.size()));
   }
-  return SetRange(&unit, at.info->offset, values, device_);
+  const ElementRange range{at.info->offset, at.info->offset + at.info->size};
+  for (const SliceRun& run : unit.Runs(range)) {
+    ZS_RETURN_IF_ERROR(SetRange(
+        &unit, run.local,
+        values.subspan(static_cast<size_t>(run.element), static_cast<size_t>(run.size)), device_));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ZeroEngine::OwnValues(const UnitState& unit, float* out) {

@@ -42,10 +42,14 @@ struct UnitParameters {
   const void* lm_head = nullptr;  // head only: [V, C]
 };
 
-// A rank's shard of a unit: what it writes into a checkpoint, of each kind of state there is.
+// A part of a rank's shard of a unit: what it writes into a checkpoint, of each kind of state there
+// is. Of a whole unit the shard, at multiples of 64; of a slice each run of the shard that the rank
+// is home of (common/plan/tensor_slices.h), within one tensor and without padding.
 struct OwnedRange {
   int unit = 0;
-  int64_t begin = 0, end = 0;  // elements of the flat vector, multiples of 64
+  int64_t begin = 0, end = 0;  // elements of the flat vector
+  int64_t flat = 0;            // where `begin` is in the full unit's flat vector
+  bool ends = false;           // SliceRun::ends
   bool trained = true;         // there are moments
   bool keeps_master = true;    // fp32 values are kept; else they are made from 16-bit ones
   int64_t size() const { return end - begin; }
@@ -76,8 +80,8 @@ class ZeroEngine {
       const EngineLinks* links = nullptr);
   ~ZeroEngine();
 
-  // exp_avg or exp_avg_sq of what is trainable; before the first step. The source's errors, or
-  // CANCELLED.
+  // exp_avg or exp_avg_sq of what is trainable; before the first step. Of a tensor rank `source` is
+  // a SlicedSource too. The source's errors, or CANCELLED.
   absl::Status LoadMoments(StateKind kind, const ParameterSource& source,
                            const std::atomic<bool>* stop = nullptr);
 
@@ -116,13 +120,15 @@ class ZeroEngine {
   absl::Status Drain();
 
   // Of the fp32 master weights (or frozen parameters), all ranks together: independent of world
-  // size, stage and pipeline. Counted as traffic of the step phase. Empty in an offloaded job: the
-  // stores have the weights.
+  // size, stage, pipeline and slices. Counted as traffic of the step phase. Empty in an offloaded
+  // job: the stores have the weights.
   absl::StatusOr<std::string> WeightsDigest();
   // Of all the state that was loaded, by StateKind, all ranks together: as the checkpoint's
   // manifest has them. Frozen 16-bit parameters count as they were before they were rounded.
   absl::StatusOr<std::array<std::string, kStateKinds>> LoadedDigests();
 
+  // EngineLinks::slice.
+  const TensorRank* slice() const { return slice_; }
   // What this rank writes into checkpoints, between steps. Nothing in an offloaded job.
   std::vector<OwnedRange> OwnedRanges() const;
   // The fp32 values of one kind of an owned range, or of a part of it, into host memory. A moment
@@ -130,12 +136,13 @@ class ZeroEngine {
   // only copies memory, on a stream of its own. The device's error.
   absl::Status CopyState(StateKind kind, int unit, int64_t begin, int64_t end, float* out) const;
 
-  // Replaces the values of one tensor, of which each rank keeps what it holds. Before the first
-  // step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes; FAILED_PRECONDITION in
-  // an offloaded job.
+  // Replaces the values of one tensor, all of it, of which each rank keeps what it holds. Before
+  // the first step. NOT_FOUND names the nearest tensors, INVALID_ARGUMENT the sizes;
+  // FAILED_PRECONDITION in an offloaded job.
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values);
-  // The fp32 values of one tensor, on every rank (of an offloaded job: its parameters, which are
-  // rounded to the compute type). NOT_FOUND names the nearest tensors.
+  // The fp32 values of one tensor, of a slice those of its rows with padding, on every rank of the
+  // data line (of an offloaded job: its parameters, which are rounded to the compute type).
+  // NOT_FOUND names the nearest tensors.
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name);
 
   // Told of every wait from now on; null: nobody.
@@ -148,8 +155,12 @@ class ZeroEngine {
   // What takes part in collectives from the beginning to the end: whole parameters and gradients.
   absl::Status RegisterBuffers();
   // This rank's part of a digest.
-  absl::StatusOr<WeightDigest> OwnDigest(StateKind kind, bool as_filled) const;
-  absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<WeightDigest>& own);
+  absl::StatusOr<PartedDigest> OwnDigest(StateKind kind, bool as_filled) const;
+  // One for each of `own`, which is by kind.
+  absl::StatusOr<std::vector<WeightDigest>> CombineDigests(const std::vector<PartedDigest>& own);
+  // Adds the blocks that are torn between ranks.
+  absl::Status AddTornBlocks(const std::vector<PartedDigest>& own,
+                             std::vector<WeightDigest>* total);
   void BeginUses(const std::vector<UnitUse>* uses);
   // Takes the next use of the schedule; INTERNAL if it is another unit's.
   absl::StatusOr<const void*> NextUse(int unit, bool backward);
@@ -159,6 +170,7 @@ class ZeroEngine {
   // This rank's sums to their place in the unit's `whole` gradient of the wire type.
   void OwnSumsTo(const UnitState& unit, void* whole);
   void UpdateUnit(UnitState* unit, const AdamWArgs& args);
+  absl::Status PushEmbedding();
   struct Located {
     UnitState* unit;
     const ParameterInfo* info;
@@ -181,6 +193,7 @@ class ZeroEngine {
   Communicator* comm_;
   StateStore* store_;
   Communicator* const all_;  // the job's
+  const TensorRank* const slice_;
   std::vector<UnitState> units_;
   std::vector<Registration> registered_;    // of their memory
   std::unique_ptr<GradientPusher> pusher_;  // with a store

@@ -28,20 +28,18 @@ absl::Status ReadPieces(
   return absl::OkStatus();
 }
 
-// Adds the owned part of `values`, with the padding behind a tensor's end, to the unit's digest.
-void DigestFilled(UnitState* unit, int index, int64_t at, absl::Span<const float> values) {
+// Adds what is owned of `values`, and saved by this rank, to the unit's digest.
+void DigestFilled(UnitState* unit, int64_t at, absl::Span<const float> values) {
   const int64_t from = std::max(at, unit->own_begin);
   const int64_t to = std::min(at + static_cast<int64_t>(values.size()), unit->own_end);
   if (from >= to) return;
-  const absl::Span<const float> owned =
-      values.subspan(static_cast<size_t>(from - at), static_cast<size_t>(to - from));
-  std::vector<float> last(owned.begin() + static_cast<int64_t>(owned.size() / 64 * 64),
-                          owned.end());
-  const absl::Span<const float> whole = owned.first(owned.size() - last.size());
-  unit->filled.Add(static_cast<uint64_t>(index), static_cast<uint64_t>(from), whole);
-  if (last.empty()) return;
-  last.resize(64);
-  unit->filled.Add(static_cast<uint64_t>(index), static_cast<uint64_t>(from) + whole.size(), last);
+  for (const SliceRun& run : unit->Runs({from, to})) {
+    if (!run.home) continue;
+    unit->filled.Add(
+        unit->index, static_cast<uint64_t>(run.flat),
+        values.subspan(static_cast<size_t>(run.local - at), static_cast<size_t>(run.size)),
+        run.ends);
+  }
 }
 
 }  // namespace
@@ -49,16 +47,14 @@ void DigestFilled(UnitState* unit, int index, int64_t at, absl::Span<const float
 absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units,
                             Device* device, const std::atomic<bool>* stop) {
   std::vector<float> piece;
-  for (size_t u = 0; u < units->size(); ++u) {
-    UnitState& unit = (*units)[u];
+  for (UnitState& unit : *units) {
     const int64_t begin = unit.resident ? 0 : unit.own_begin;
     const int64_t end = unit.resident ? unit.layout.length : unit.own_end;
     unit.filled = {};
     for (const ParameterInfo& tensor : unit.table->parameters) {
       ZS_RETURN_IF_ERROR(ReadPieces(source, tensor, begin, end, stop, &piece,
                                     [&](int64_t at, absl::Span<const float> values) {
-                                      if (!unit.KeepsMaster())
-                                        DigestFilled(&unit, static_cast<int>(u), at, values);
+                                      if (!unit.KeepsMaster()) DigestFilled(&unit, at, values);
                                       return SetRange(&unit, at, values, device);
                                     }));
     }

@@ -15,7 +15,8 @@
 
 namespace zeroshard {
 
-// Parameters and master weights. The source's errors; CANCELLED once `stop` (may be null) is true.
+// Parameters and master weights; `source` has the tensors that the units have, of slices those of a
+// SlicedSource. The source's errors; CANCELLED once `stop` (may be null) is true.
 absl::Status FillParameters(const ParameterSource& source, std::vector<UnitState>* units,
                             Device* device, const std::atomic<bool>* stop);
 

@@ -50,9 +50,13 @@ absl::Status SetRange(UnitState* unit, int64_t begin, absl::Span<const float> va
     std::vector<char> rounded;
     const void* written = held;
     if (unit->dtype != DType::kF32) {
-      rounded.resize(bytes);
-      cpu::RoundParameters(held, to - from, unit->rounding.From(from), rounded.data(), unit->dtype,
-                           1);
+      rounded.resize(bytes);  // zeros where the slice has padding
+      for (const SliceRun& run : unit->Runs({from, to})) {
+        const int64_t at = run.local - from;
+        cpu::RoundParameters(held + at, run.size, unit->rounding.From(run.flat),
+                             rounded.data() + at * static_cast<int64_t>(SizeOf(unit->dtype)),
+                             unit->dtype, 1);
+      }
       written = rounded.data();
     }
     ZS_RETURN_IF_ERROR(CopyAndWait(device, unit->Parameter(from), written, bytes));
@@ -63,6 +67,24 @@ absl::Status SetRange(UnitState* unit, int64_t begin, absl::Span<const float> va
   if (kept_from >= kept_to) return absl::OkStatus();
   return CopyAndWait(device, unit->Master(kept_from), values.data() + (kept_from - begin),
                      static_cast<size_t>(kept_to - kept_from) * sizeof(float));
+}
+
+std::vector<SliceRun> UnitState::Runs(ElementRange range) const {
+  if (slice != nullptr) return FullRuns(*slice, index, range);
+  std::vector<SliceRun> runs;
+  for (size_t i = 0; i < table->parameters.size(); ++i) {
+    const ParameterInfo& tensor = table->parameters[i];
+    const int64_t begin = std::max(range.begin, tensor.offset);
+    const int64_t end = std::min(range.end, tensor.offset + tensor.size);
+    if (begin >= end) continue;
+    runs.push_back({.parameter = static_cast<int>(i),
+                    .local = begin,
+                    .element = begin - tensor.offset,
+                    .size = end - begin,
+                    .flat = begin,
+                    .ends = end == tensor.offset + tensor.size});
+  }
+  return runs;
 }
 
 void* UnitState::Parameter(int64_t element) const {
@@ -80,11 +102,13 @@ void* UnitState::Gradient(int64_t element) const {
 
 absl::StatusOr<std::vector<UnitState>> MakeUnitStates(const ModelTable& model,
                                                       const ZeroPolicy& policy, int rank,
-                                                      Device* device) {
+                                                      Device* device, const TensorRank* slice) {
   std::vector<UnitState> states(model.units.size());
   for (size_t u = 0; u < states.size(); ++u) {
     UnitState& s = states[u];
     s.table = &model.units[u];
+    s.index = u;
+    s.slice = slice;
     s.layout = policy.layouts[u];
     s.own_begin = s.layout.Begin(rank);
     s.own_end = s.layout.End(rank);

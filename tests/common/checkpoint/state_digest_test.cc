@@ -55,6 +55,56 @@ TEST(WeightDigestTest, SeesOneBitOneSwapAndAnotherPlace) {
   EXPECT_NE(DigestOfParts(changed, {1000}), whole);
 }
 
+// Values from element 0 of unit 3 on, cut anywhere: the parts of some ranks.
+PartedDigest Parted(const std::vector<float>& values, const std::vector<size_t>& cuts) {
+  PartedDigest total;
+  size_t from = 0;
+  for (const size_t cut : cuts) {
+    PartedDigest part;
+    part.Add(3, from, absl::MakeConstSpan(values).subspan(from, cut - from), cut == values.size());
+    total.Combine(part);
+    from = cut;
+  }
+  return total;
+}
+
+TEST(PartedDigestTest, IsThatOfTheWholeWhereverItIsCut) {
+  std::vector<float> values = Values();
+  std::vector<float> padded = values;
+  padded.resize(1024, 0.0f);
+  const std::string whole = DigestOfParts(padded, {1024});
+  for (const std::vector<size_t>& cuts : {std::vector<size_t>{1000},
+                                          {1, 1000},
+                                          {63, 65, 1000},
+                                          {100, 101, 102, 103, 1000},
+                                          {64, 128, 999, 1000},
+                                          {500, 500, 1000},
+                                          {12, 24, 36, 48, 60, 72, 960, 970, 1000}}) {
+    PartedDigest digest = Parted(values, cuts);
+    std::reverse(digest.parts.begin(), digest.parts.end());
+    const absl::StatusOr<WeightDigest> joined = JoinParts(digest.parts);
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    digest.whole.Combine(*joined);
+    EXPECT_EQ(digest.whole.Hex(), whole) << cuts.size() << " parts";
+  }
+  EXPECT_TRUE(Parted(values, {64, 640, 1000}).parts.empty()) << "cut between blocks";
+}
+
+TEST(PartedDigestTest, RefusesABlockThatIsNotWholeOrThereTwice) {
+  const std::vector<float> values = Values();
+  std::vector<BlockPart> parts = Parted(values, {100, 1000}).parts;
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_TRUE(JoinParts(parts).ok());
+  const absl::Status missing = JoinParts({parts[0]}).status();
+  EXPECT_EQ(missing.message(),
+            "digest of the state: of the elements of unit 3 from 64 to 128 some are from no rank; "
+            "wanted each from one rank");
+  const absl::Status twice = JoinParts({parts[0], parts[0], parts[1]}).status();
+  EXPECT_EQ(twice.code(), absl::StatusCode::kInternal);
+  parts[1].end = 65;
+  EXPECT_EQ(JoinParts(parts).status().code(), absl::StatusCode::kInternal);
+}
+
 // As the ranks have it: a whole flat vector with zeros between the tensors, at multiples of 64.
 std::string DigestOfFlat(const ModelTable& model, StateKind kind, uint64_t step) {
   WeightDigest digest;

@@ -66,6 +66,13 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
         }
         for (int rank = 0; rank < t; ++rank) {
           const TensorRank slice = RankOf(model, t, rank);
+          for (size_t i = 0; i < full.size(); ++i) {
+            const ParameterInfo whole = FullParameter(slice, u, i);
+            EXPECT_EQ(whole.name, full[i].name);
+            EXPECT_EQ(whole.shape, full[i].shape);
+            EXPECT_EQ(whole.size, full[i].size);
+            EXPECT_EQ(whole.offset, full[i].offset);
+          }
           for (const SliceRun& run : FullRuns(slice, u, {0, slice.model.units[u].length})) {
             const auto i = static_cast<size_t>(run.parameter);
             for (int64_t e = run.element; e < run.element + run.size; ++e) {
@@ -74,6 +81,8 @@ TEST(TensorSlices, HomesHoldEachElementOfEachTensorOnceAndCopiesTheSame) {
             }
             const TensorSlice& s = slice.slices[u][i];
             EXPECT_EQ(run.home, s.home == rank);
+            EXPECT_EQ(run.flat, full[i].offset + run.element);
+            EXPECT_EQ(run.ends, run.element + run.size == full[i].size);
             EXPECT_LE(s.home, rank);
             EXPECT_LT(rank, s.home + s.copies);
           }
@@ -248,6 +257,22 @@ TEST(TensorProblemTest, NamesTheKeyTheNumbersAndWhatToWrite) {
   torn.set_head_dim(2);
   EXPECT_EQ(problem(torn, 1), "");
   EXPECT_THAT(problem(torn, 4), HasSubstr("1 heads of 2 x 8 elements for each rank"));
+}
+
+TEST(TensorProblemTest, TokensOfASequenceAreDividedOnlyWhereThatIsAskedFor) {
+  v1::ModelSpec spec = Spec("llama", 12, 6, 257);
+  spec.set_sequence_length(10);
+  ModelTable model = *MakeModelTable(spec);
+  EXPECT_EQ(TensorProblem(model, 3), "");
+  model.config.sequence_parallel = true;
+  EXPECT_EQ(TensorProblem(model, 1), "");
+  EXPECT_EQ(TensorProblem(model, 2), "");
+  EXPECT_THAT(TensorProblem(model, 3),
+              HasSubstr("10 tokens (model.sequence_length) on 3 tensor ranks (parallel.tensor) "
+                        "that share each sequence (parallel.sequence_parallel): write a divisor "
+                        "of 10"));
+  EXPECT_TRUE(MakeTensorRank(model, 2, 1).model.config.DividesRows());
+  EXPECT_FALSE(MakeTensorRank(model, 1, 0).model.config.DividesRows());
 }
 
 }  // namespace
