@@ -138,8 +138,8 @@ class Communicator {
                      const Event& after = {}) = 0;
   // Messages that belong together, done when all are: none waits for another, so that two ranks may
   // send to each other. Messages of a pair and direction match in order; both ends have each in
-  // exchanges, or neither. Counted as sends. Unless a backend posts all before it waits, they
-  // follow each other in an order that is the same on all ranks.
+  // exchanges, or neither. Counted as sends. The default, of sends and receives alone, does one
+  // after the other in an order that is the same on all ranks; others post all, then wait.
   virtual Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
                          const Event& after = {});
   virtual Event Barrier(const CollectiveInfo& info) = 0;

@@ -23,6 +23,7 @@ struct MeshRun {
   MeshShape shape;
   int virtual_stages = 1;
   bool full_gradients = false;
+  RankBackend backend = {};
   std::vector<std::string> tensors = {};
   uint64_t first_step = 1;
   std::string resume_from = "";
@@ -62,6 +63,22 @@ struct MeshLinks {
     return sum;
   }
 };
+
+// Communicators of one job over those of `links`, as its device reaches them.
+inline MeshLinks Reach(const MeshLinks& links, const RankBackend& backend, Device* device) {
+  const auto reach = [&](const std::unique_ptr<Communicator>& line) {
+    std::unique_ptr<Communicator> own;
+    if (line == nullptr) return own;
+    own = std::make_unique<LentCommunicator>(line.get());
+    return backend.comm ? backend.comm(std::move(own), device) : std::move(own);
+  };
+  return {.device = nullptr,
+          .data = reach(links.data),
+          .pipeline = reach(links.pipeline),
+          .tensor = reach(links.tensor),
+          .copies = reach(links.copies),
+          .job = reach(links.job)};
+}
 
 // `copies`: tensor ranks with the same key and value heads.
 struct MeshConnections {
@@ -166,11 +183,12 @@ class MeshObserver : public TrainObserver {
 
 inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const TokenDataset& data,
                         int rank, MeshConnections* mesh, RankResult* result) {
-  const std::unique_ptr<Device> device = MakeCpuDevice();
-  const std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const RankBackend& backend = run.backend;
+  const std::unique_ptr<Device> device = backend.device ? backend.device(rank) : MakeCpuDevice();
+  const std::unique_ptr<Ops> ops = backend.ops ? backend.ops(device.get()) : MakeCpuOps(1);
   result->status = mesh->Connect(rank);
   if (!result->status.ok()) return;
-  MeshLinks& links = mesh->links[static_cast<size_t>(rank)];
+  MeshLinks links = Reach(mesh->links[static_cast<size_t>(rank)], backend, device.get());
   const TrafficTable before = links.Traffic();
   TrainerOptions options;
   options.spec = spec;
