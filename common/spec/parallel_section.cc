@@ -33,7 +33,7 @@ absl::Status CheckStages(const v1::JobSpec& spec, const ModelConfig& config) {
   const v1::ParallelSpec& parallel = spec.parallel();
   return CutStages(UnitCosts(config, spec.activation_checkpointing()),
                    static_cast<int>(parallel.pipeline()),
-                   static_cast<int>(parallel.virtual_stages()))
+                   static_cast<int>(std::max(1U, parallel.virtual_stages())))
       .status();
 }
 

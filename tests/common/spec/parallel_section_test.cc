@@ -41,6 +41,12 @@ TEST(ParallelSection, AMeshIsAccepted) {
   EXPECT_EQ(again.SerializeAsString(), spec.SerializeAsString());
 }
 
+TEST(ParallelSection, TensorAndPipelineGoAlone) {
+  EXPECT_EQ(Refusal(Deep({"parallel.tensor=4"})), "");
+  EXPECT_EQ(Refusal(Deep({"parallel.pipeline=4"})), "");
+  EXPECT_EQ(Refusal(Deep({"parallel={pipeline: 1, virtual_stages: 1, tensor: 2}"})), "");
+}
+
 TEST(ParallelSection, AJobWithoutOneHasNothingNewInIt) {
   const v1::JobSpec spec = Normalised();
   EXPECT_FALSE(spec.parallel().has_virtual_stages());
