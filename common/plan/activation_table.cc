@@ -57,17 +57,18 @@ const ActivationInfo* Find(const std::vector<ActivationInfo>& entries, absl::str
 // backward reads anyway costs no more than the traffic of writing and reading them.
 void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block kept, Block scratch) {
   const int64_t rows = Product({micro_batch, c.sequence});
+  const int64_t own = StreamRows(c, micro_batch);
   const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
   const int64_t width = c.heads * c.head_dim;
   const bool layer_norm = c.architecture == Architecture::kGpt2;
-  if (layer_norm) kept.Place("norm_1.mean", rows, DType::kF32);
-  kept.Place("norm_1.rstd", rows, DType::kF32);
+  if (layer_norm) kept.Place("norm_1.mean", own, DType::kF32);
+  kept.Place("norm_1.rstd", own, DType::kF32);
   kept.Place("attn.qkv", Product({rows, qkv}), dtype);
   kept.Place("attn.lse", Product({rows, c.heads}), DType::kF32);
   kept.Place("attn.out", Product({rows, width}), dtype);
-  kept.Place("residual", Product({rows, c.hidden}), dtype);
-  if (layer_norm) kept.Place("norm_2.mean", rows, DType::kF32);
-  kept.Place("norm_2.rstd", rows, DType::kF32);
+  kept.Place("residual", Product({own, c.hidden}), dtype);
+  if (layer_norm) kept.Place("norm_2.mean", own, DType::kF32);
+  kept.Place("norm_2.rstd", own, DType::kF32);
   if (layer_norm) {
     kept.Place("mlp.fc", Product({rows, c.intermediate}), dtype);
   } else {
@@ -76,12 +77,14 @@ void PlaceBlock(const ModelConfig& c, int64_t micro_batch, DType dtype, Block ke
   }
   // Packed: the three lie apart in the flat vector.
   if (c.qkv_bias) scratch.Place("attn.qkv.bias", qkv, dtype);
-  // And the gradient of it; before that, the gradients of what dropout let through.
+  // And the gradient of it; before that, the gradients of what dropout let through. Where rows are
+  // divided, of all ranks' rows, and this rank's part of a product that is to be added.
   scratch.Place("norm.out", Product({rows, c.hidden}), dtype);
   scratch.Place("attn.d_out", Product({rows, width}), dtype);
   // The MLP's activation, then its gradient; the gradient of q, k and v when the MLP is done.
   scratch.Place("wide", Product({rows, std::max(c.intermediate, qkv)}), dtype);
   // Of a half's normalised input: on its way between ranks while products still read that input.
+  // Where rows are divided, before that the gradient of the half's output, of all rows.
   if (c.tensor > 1) scratch.Place("d_in", Product({rows, c.hidden}), dtype);
 }
 
@@ -90,14 +93,18 @@ void PlaceLocalIds(const ModelConfig& c, int64_t rows, Block scratch) {
   if (c.tensor > 1) scratch.Place("ids", rows, DType::kI32);
 }
 
-void PlaceHeadNorm(const ModelConfig& c, int64_t rows, DType dtype, Block scratch) {
-  if (c.architecture == Architecture::kGpt2) scratch.Place("norm.mean", rows, DType::kF32);
-  scratch.Place("norm.rstd", rows, DType::kF32);
+// `own` of the `rows` are normalised here.
+void PlaceHeadNorm(const ModelConfig& c, int64_t rows, int64_t own, DType dtype, Block scratch) {
+  if (c.architecture == Architecture::kGpt2) scratch.Place("norm.mean", own, DType::kF32);
+  scratch.Place("norm.rstd", own, DType::kF32);
   scratch.Place("norm.out", Product({rows, c.hidden}), dtype);  // then the gradient of it
 }
 
 void PlaceHead(const ModelConfig& c, int64_t micro_batch, DType dtype, Block scratch) {
-  PlaceHeadNorm(c, Product({micro_batch, c.sequence}), dtype, scratch);
+  const int64_t rows = Product({micro_batch, c.sequence});
+  PlaceHeadNorm(c, rows, StreamRows(c, micro_batch), dtype, scratch);
+  // Of the norm's output; elsewhere it has the place of the gradient that leaves.
+  if (c.DividesRows()) scratch.Place("d_in", Product({rows, c.hidden}), dtype);
   scratch.Place("logits", Product({c.vocab, c.sequence}), dtype);  // of one sequence, [V, T]
   scratch.Place("losses", c.sequence, DType::kF32);
   if (c.tensor > 1) {
@@ -120,6 +127,10 @@ const ActivationInfo* ActivationTable::FindScratch(absl::string_view name) const
   return Find(scratch, name);
 }
 
+int64_t StreamRows(const ModelConfig& config, int64_t micro_batch) {
+  return Product({micro_batch, config.sequence}) / (config.DividesRows() ? config.tensor : 1);
+}
+
 ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, int64_t micro_batch,
                                     DType dtype, bool checkpointing) {
   ActivationTable table;
@@ -127,13 +138,14 @@ ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, in
   Block scratch(&table.scratch, &table.scratch_bytes);
   if (kind == UnitKind::kEmbedding) {
     PlaceLocalIds(config, Product({micro_batch, config.sequence}), scratch);
-    // No larger than a block's "norm.out", so that dropout adds no byte to a job.
-    if (config.embd_pdrop > 0) {
-      scratch.Place("gradient", Product({micro_batch, config.sequence, config.hidden}), dtype);
+    // All rows: a rank's part of the sum, and the gradient; else what dropout leaves of the
+    // gradient. No larger than a block's "norm.out", so that it adds no byte to a job.
+    if (config.DividesRows() || config.embd_pdrop > 0) {
+      scratch.Place("rows", Product({micro_batch, config.sequence, config.hidden}), dtype);
     }
     return table;
   }
-  kept.Place("input", Product({micro_batch, config.sequence, config.hidden}), dtype);
+  kept.Place("input", Product({StreamRows(config, micro_batch), config.hidden}), dtype);
   if (kind == UnitKind::kHead) {
     PlaceHead(config, micro_batch, dtype, scratch);
   } else {
@@ -148,7 +160,7 @@ ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_
   Block scratch(&table.scratch, &table.scratch_bytes);
   if (kind == UnitKind::kEmbedding) PlaceLocalIds(config, rows, scratch);
   if (kind == UnitKind::kHead) {
-    PlaceHeadNorm(config, rows, dtype, scratch);
+    PlaceHeadNorm(config, rows, rows, dtype, scratch);
     // Of all ranks, each [rows, vocab].
     if (config.tensor > 1)
       scratch.Place("logits", Product({config.tensor, rows, config.vocab}), DType::kF32);
@@ -156,6 +168,7 @@ ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_
   if (kind == UnitKind::kBlock) {
     ModelConfig part = config;
     part.sequence = rows;
+    part.sequence_parallel = false;
     PlaceBlock(part, 1, dtype, scratch, scratch);
   }
   return table;
@@ -173,7 +186,7 @@ int64_t ActivationBytes(const ModelConfig& config, int64_t micro_batch, DType dt
     scratch = std::max(scratch, table.scratch_bytes);
   }
   const int64_t boundary =
-      AlignedBytes(Product({micro_batch, config.sequence, config.hidden}), dtype);
+      AlignedBytes(Product({StreamRows(config, micro_batch), config.hidden}), dtype);
   return Add(Add(kept, scratch), Product({boundary, 2}));
 }
 

@@ -30,11 +30,19 @@ struct ActivationTable {
   const ActivationInfo* FindScratch(absl::string_view name) const;
 };
 
+// Rows that a rank has of what flows between units: mb*T, or where ModelConfig::DividesRows mb*T/t,
+// of which tensor rank i has [i mb*T/t, (i+1) mb*T/t), counted through the micro-batch's sequences
+// (Korthikanti et al. 2022, section 4.2.2). t divides T (TensorProblem).
+int64_t StreamRows(const ModelConfig& config, int64_t micro_batch);
+
 // `micro_batch` sequences of config.sequence tokens; activations in `dtype` (fp32, bf16 or fp16).
 //
-// The first kept entry of every block and of the head is "input" [mb*T, C], at offset 0: the memory
-// that the unit before writes its output to, so that a boundary between two units exists once. (A
-// unit that is handed another `x` copies it there only when checkpointing.)
+// The first kept entry of every block and of the head is "input" [StreamRows, C], at offset 0: the
+// memory that the unit before writes its output to, so that a boundary between two units exists
+// once. (A unit that is handed another `x` copies it there only when checkpointing.)
+//
+// Where rows are divided, what is kept of them, the residual between a block's halves and the
+// norms' statistics are of a rank's own rows; what products read and write is of all rows.
 //
 // With checkpointing a block keeps only its input (`kept` then holds "input" alone and the rest
 // moves to scratch).
@@ -46,9 +54,9 @@ ActivationTable MakeActivationTable(const ModelConfig& config, UnitKind kind, in
 ActivationTable MakeDecodeTable(const ModelConfig& config, UnitKind kind, int64_t rows,
                                 DType dtype);
 
-// Bytes of all units' kept blocks, one shared scratch block (the largest) and the two [mb*T, C]
-// buffers that carry the gradient from unit to unit (each rounded up to 64 bytes). Sizes past the
-// range of int64 saturate to its largest value.
+// Bytes of all units' kept blocks, one shared scratch block (the largest) and the two
+// [StreamRows, C] buffers that carry the gradient from unit to unit (each rounded up to 64 bytes).
+// Sizes past the range of int64 saturate to its largest value.
 int64_t ActivationBytes(const ModelConfig& config, int64_t micro_batch, DType dtype,
                         bool checkpointing);
 

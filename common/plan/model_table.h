@@ -46,6 +46,10 @@ struct ModelConfig {
   float embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
   // Tensor ranks of whose one heads, kv_heads, intermediate and vocab are (tensor_slices.h).
   int tensor = 1;
+  // What is asked for, of a whole model as of a slice (parallel.sequence_parallel): the rows
+  // between units, of norms and of the residual stream are divided among the tensor ranks.
+  bool sequence_parallel = false;
+  bool DividesRows() const { return sequence_parallel && tensor > 1; }
 };
 
 // How tensor parallelism splits a tensor: never, or along its outermost dimension.

@@ -42,13 +42,18 @@ StageModel MakeStageModel(const ModelTable& model, const PipelineStages& stages,
 // one use to the next, also from one micro-batch to the next, as far as max_reuse_distance and
 // max_live say: with large ones it is gathered once a step, with no room for every forward and
 // backward. The head's forward belongs to its backward, as without pipeline. There are no
-// eval_uses.
+// eval_uses: EvaluationUses.
 ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
                            const RankSchedule& schedule);
+// The uses of micro-batches that are only measured, all at once, in the order of `schedule`
+// (MakeForwardSchedule, this rank's).
+std::vector<UnitUse> EvaluationUses(const StageModel& stage, const ZeroPolicy& policy,
+                                    const RankSchedule& schedule);
 // Micro-batches of a data-parallel rank and step: ceil(G / N).
 int64_t RoundsOf(const ZeroOptions& options);
 
-// Elements [mb*T, C] between two units, and their bytes rounded up to 64.
+// Elements [StreamRows, C] (activation_table.h) between two units, and their bytes rounded up
+// to 64.
 int64_t BoundaryElements(const ModelConfig& config, const ZeroOptions& options);
 int64_t BoundaryBytes(const ModelConfig& config, const ZeroOptions& options);
 // Buffers for outputs that leave: a compute overlaps with the sending of the one before.

@@ -69,6 +69,13 @@ std::string TensorProblem(const ModelTable& model, int tensor) {
     if (seen % tensor != 0)
       return absl::StrCat(seen, what, on, ": write a divisor of ", seen, " for parallel.tensor");
   }
+  if (c.sequence_parallel && c.sequence % tensor != 0) {
+    return absl::StrCat(c.sequence, " tokens (model.sequence_length)", on,
+                        " that share each sequence (parallel.sequence_parallel): write a divisor "
+                        "of ",
+                        c.sequence, " for parallel.tensor, a multiple of ", tensor,
+                        " for model.sequence_length, or sequence_parallel: false");
+  }
   if (c.kv_heads % tensor != 0 && tensor % c.kv_heads != 0) {
     return absl::StrCat(c.kv_heads, " key and value heads (model.kv_heads)", on,
                         ": one must divide the other; write a divisor or a multiple of ",
@@ -135,6 +142,23 @@ std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange
                     .ends = element + end - begin == slice.rows * row});
   }
   return runs;
+}
+
+int64_t PaddingBehind(const SliceRun& run) {
+  const int64_t end = run.flat + run.size;
+  return run.ends ? RoundUp(end, kAlign) - end : 0;
+}
+
+int64_t PushedElements(const std::vector<SliceRun>& runs) {
+  int64_t elements = 0;
+  for (const SliceRun& run : runs) elements += run.home ? run.size + PaddingBehind(run) : 0;
+  return elements;
+}
+
+int64_t PulledElements(const std::vector<SliceRun>& runs) {
+  int64_t elements = 0;
+  for (const SliceRun& run : runs) elements += run.size;
+  return elements;
 }
 
 }  // namespace zeroshard

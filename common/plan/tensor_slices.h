@@ -49,9 +49,9 @@ struct TensorRank {
 };
 
 // Why the model cannot be split so, with the keys, the numbers and what to do; empty: it can.
-// `tensor` below 1; heads or MLP columns that it does not divide; key and value heads that neither
-// divide it nor are divided by it; slices of q, k or v that are no multiple of 64 elements, which
-// would tear the three apart.
+// `tensor` below 1; heads or MLP columns that it does not divide, with sequence_parallel also
+// tokens of a sequence; key and value heads that neither divide it nor are divided by it; slices of
+// q, k or v that are no multiple of 64 elements, which would tear the three apart.
 std::string TensorProblem(const ModelTable& model, int tensor);
 
 // TensorProblem must be empty. With tensor = 1 the model itself.
@@ -75,5 +75,14 @@ struct SliceRun {
 // ascending order. Paddings, between tensors and of rows, are in none. Initial values, checkpoints
 // and the stores' chunks address full tensors by it. `local` must lie within the unit.
 std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange local);
+
+// The shard stores' chunks are of whole units (chunk_table.h), so that none moves where a mesh
+// changes; they commit a step when each element of a chunk was pushed exactly once. The homes of a
+// tensor group push their runs, whatever pieces their units are cut into, and whoever is home of a
+// tensor's end zeros for the padding behind it. So each element of a unit is pushed once.
+int64_t PaddingBehind(const SliceRun& run);
+// Elements that the stores get from the rank, and give it, for these runs.
+int64_t PushedElements(const std::vector<SliceRun>& runs);
+int64_t PulledElements(const std::vector<SliceRun>& runs);
 
 }  // namespace zeroshard

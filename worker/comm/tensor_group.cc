@@ -10,6 +10,21 @@ Event TensorGroup::BeginSum(void* x, int64_t n, DType type, const CollectiveInfo
   return last_ = line_.AllReduce(x, n, type, info, compute_.Record());
 }
 
+Event TensorGroup::BeginSumOfParts(const void* x, int64_t n, void* out, DType type,
+                                   const CollectiveInfo& info) {
+  ReduceScatterArgs args;
+  args.input = x;
+  args.type = args.output_type = type;
+  args.counts.assign(static_cast<size_t>(size()), n);
+  args.contributors = size();
+  args.output = out;
+  return last_ = line_.ReduceScatter(std::move(args), info, compute_.Record());
+}
+
+Event TensorGroup::BeginGather(void* x, int64_t n, DType type, const CollectiveInfo& info) {
+  return last_ = line_.AllGather(x, n, type, info, compute_.Record());
+}
+
 Event TensorGroup::BeginSumOfCopies(void* x, int64_t n, DType type, const CollectiveInfo& info) {
   return last_of_copies_ = copies_->AllReduce(x, n, type, info, compute_.Record());
 }
@@ -19,8 +34,7 @@ absl::Status TensorGroup::Sum(void* x, int64_t n, DType type, const CollectiveIn
 }
 
 absl::Status TensorGroup::Gather(void* x, int64_t n, DType type, const CollectiveInfo& info) {
-  last_ = line_.AllGather(x, n, type, info, compute_.Record());
-  return Wait(last_);
+  return Wait(BeginGather(x, n, type, info));
 }
 
 absl::Status TensorGroup::Drain() {

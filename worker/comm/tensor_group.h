@@ -31,14 +31,19 @@ class TensorGroup {
   // x [n] becomes its sum over the group, the same bits on all ranks: of what the compute stream
   // has written there by now. Runs beside what that stream does next, until Wait.
   Event BeginSum(void* x, int64_t n, DType type, const CollectiveInfo& info);
+  // Of that sum of x [size * n] rank r gets elements [r * n, (r + 1) * n), with BeginSum's bits, in
+  // `out` [n], which is x + r * n or lies apart from x. The rest of x stays.
+  Event BeginSumOfParts(const void* x, int64_t n, void* out, DType type,
+                        const CollectiveInfo& info);
   // The same over the ranks with the same key and value heads.
   Event BeginSumOfCopies(void* x, int64_t n, DType type, const CollectiveInfo& info);
+  // Rank r's part is `n` elements at x + r * n; afterwards all parts are there.
+  Event BeginGather(void* x, int64_t n, DType type, const CollectiveInfo& info);
   // What the compute stream does from now on comes after `event`. An error that is already known.
   absl::Status Wait(const Event& event) { return compute_.WaitFor(event); }
 
   // Begun and waited for.
   absl::Status Sum(void* x, int64_t n, DType type, const CollectiveInfo& info);
-  // Rank r's part is `n` elements at x + r * n; afterwards all parts are there.
   absl::Status Gather(void* x, int64_t n, DType type, const CollectiveInfo& info);
 
   // Waits on the host for everything that was asked for; its first error.

@@ -142,7 +142,7 @@ absl::Status SelfAttention::BackwardInput(const Pass& pass, const void* in, void
   absl::Status status = InputGradient(pass, d_in);
   if (!status.ok()) return status;
   // Its sum is on its way while the matrices' gradients are computed.
-  const Event sum = pass.BeginSum(d_in, pass.rows * config_.hidden);
+  const Event sum = pass.BeginSum(d_in, config_.hidden);
   status = MatrixGradients(pass, in);
   if (status.ok() && pass.group->has_copies()) status = SumCopies(pass);
   if (status.ok()) status = pass.group->Wait(sum);

@@ -19,8 +19,8 @@ class SelfAttention {
   SelfAttention(const ModelConfig& config, const UnitTable& unit, int64_t unit_index,
                 int64_t first_head);
 
-  // out [rows, C] from in [rows, C]. In inference (pass.cache) its keys and values are added to the
-  // cache, and the queries see all that is in it up to themselves.
+  // out [own_rows, C] from in [rows, C]. In inference (pass.cache) its keys and values are added to
+  // the cache, and the queries see all that is in it up to themselves.
   absl::Status Forward(const Pass& pass, const void* in, void* out) const;
 
   // The gradients in three parts, so that the first ranges can leave while the others are computed.
@@ -28,7 +28,8 @@ class SelfAttention {
   absl::Status BackwardProjection(const Pass& pass, const void* d_out) const;
   // then those of q, k and v, into the scratch "wide", and their biases';
   absl::Status BackwardScores(const Pass& pass) const;
-  // then their matrices' and d_in [rows, C], which may be `in` where the model is whole.
+  // then their matrices' and d_in [rows, C], which may be `in` where the model is whole; of it the
+  // own rows are right.
   absl::Status BackwardInput(const Pass& pass, const void* in, void* d_in) const;
 
   // Where the output projection starts in the unit's flat vector; q, k and v lie before it.

@@ -48,8 +48,7 @@ class Block : public BlockUnit {
                                                      cache.capacity, " positions"));
     }
     Pass pass{ctx, activations_.GetDecode(rows, ctx.dtype)};
-    pass.batch = 1;
-    pass.sequence = pass.rows = rows;
+    pass.SetRows(1, rows);
     pass.params = params;
     pass.cache = &cache;
     pass.past = past;
@@ -83,12 +82,11 @@ class Block : public BlockUnit {
 
   Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb, Phase phase) {
     Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
-    pass.batch = mb.batch;
-    pass.sequence = config_.sequence;
-    pass.rows = mb.batch * config_.sequence;
+    pass.SetRows(mb.batch, config_.sequence);
     pass.params = params;
     pass.mb = &mb;
     Join(&pass, phase, mb.step);
+    pass.DivideRows(config_);
     return pass;
   }
 
@@ -98,39 +96,53 @@ class Block : public BlockUnit {
     pass->info = {.phase = phase, .unit = name_, .step = step};
   }
 
-  int64_t Elements(const Pass& pass) const { return pass.rows * config_.hidden; }
+  int64_t Elements(const Pass& pass) const { return pass.own_rows * config_.hidden; }
   size_t Boundary(const Pass& pass) const {
     return static_cast<size_t>(Elements(pass)) * SizeOf(pass.dtype());
   }
 
-  // Drops elements of x [rows, C] in place; they are not yet part of the residual stream.
+  // Drops elements of x [own_rows, C] in place; they are not yet part of the residual stream.
   void Drop(const Pass& pass, uint32_t site, void* x) const {
     const DropoutArgs args = pass.Dropout(config_.resid_pdrop, site);
-    if (args.rate <= 0) return;
-    pass.ops().Dropout(args, x, pass.batch, pass.sequence * config_.hidden, pass.dtype(), x);
+    if (args.rate > 0) pass.DropRows(args, x, config_.hidden, x);
   }
 
-  // The gradient of what Drop was given: of `d` itself, or in "norm.out" what the mask leaves of
-  // it.
-  const void* DropGradient(const Pass& pass, uint32_t site, const void* d) const {
+  // The gradient [rows, C] of a half's output, from that of the residual stream, d [own_rows, C]:
+  // `d` itself, or in scratch what the mask leaves of it. Where rows are divided it is whole once
+  // `gathered` is done.
+  const void* OutputGradient(const Pass& pass, uint32_t site, const void* d,
+                             Event* gathered) const {
     const DropoutArgs args = pass.Dropout(config_.resid_pdrop, site);
-    if (args.rate <= 0) return d;
-    void* masked = pass.At("norm.out");
-    pass.ops().Dropout(args, d, pass.batch, pass.sequence * config_.hidden, pass.dtype(), masked);
-    return masked;
+    if (args.rate <= 0 && !pass.divided()) return d;
+    void* out = pass.At(pass.divided() ? "d_in" : "norm.out");
+    void* own = pass.Own(out, config_.hidden);
+    if (args.rate > 0) {
+      pass.DropRows(args, d, config_.hidden, own);
+    } else {
+      pass.ops().Copy(own, d, Boundary(pass));
+    }
+    if (pass.divided()) *gathered = pass.BeginGather(out, config_.hidden);
+    return out;
   }
 
-  // Everything that backward needs, from x [rows, C] on; all but the MLP's last product.
+  // x [own_rows, C] normalised in "norm.out" [rows, C]; all of it once the event is done.
+  Event BeginNorm(const Pass& pass, const Norm& norm, const void* x) const {
+    void* out = pass.At("norm.out");
+    norm.Forward(pass, x, pass.Own(out, config_.hidden));
+    return pass.divided() ? pass.BeginGather(out, config_.hidden) : Event();
+  }
+
+  // Everything that backward needs, from x [own_rows, C] on; all but the MLP's last product.
   absl::Status ForwardToMlp(const Pass& pass, const void* x) {
     void* norm_out = pass.At("norm.out");
     void* residual = pass.At("residual");
-    norm_1_.Forward(pass, x, norm_out);
-    const absl::Status status = attention_.Forward(pass, norm_out, residual);
+    absl::Status status = pass.Wait(BeginNorm(pass, norm_1_, x));
+    if (status.ok()) status = attention_.Forward(pass, norm_out, residual);
     if (!status.ok()) return status;
     Drop(pass, attention_site_, residual);
     pass.ops().Add(x, residual, Elements(pass), pass.dtype(), residual);
-    norm_2_.Forward(pass, residual, norm_out);
-    return mlp_->Expand(pass, norm_out);
+    status = pass.Wait(BeginNorm(pass, norm_2_, residual));
+    return status.ok() ? mlp_->Expand(pass, norm_out) : status;
   }
 
   absl::Status FinishForward(const Pass& pass, void* y) {
@@ -144,7 +156,12 @@ class Block : public BlockUnit {
   absl::Status BackwardMlp(const Pass& pass, void* dx, GradientSink* sink) {
     void* norm_out = pass.At("norm.out");
     const void* residual = pass.At("residual");
-    absl::Status status = mlp_->BackwardContract(pass, DropGradient(pass, mlp_site_, dx));
+    Event d_out_whole, in_whole;
+    const void* d_out = OutputGradient(pass, mlp_site_, dx, &d_out_whole);
+    // On its way beside the first products. Checkpointing's forward has just left it there.
+    if (pass.divided() && !checkpointing_) in_whole = BeginNorm(pass, norm_2_, residual);
+    absl::Status status = pass.Wait(d_out_whole);
+    if (status.ok()) status = mlp_->BackwardContract(pass, d_out);
     if (status.ok()) status = sink->Done(mlp_->contract_offset(), length_);
     if (!status.ok()) return status;
     void* d_in = norm_out;
@@ -154,32 +171,40 @@ class Block : public BlockUnit {
       d_in = pass.At("d_in");
       status = mlp_->BackwardInput(pass, d_in);
       if (!status.ok()) return status;
-      sum = pass.BeginSum(d_in, Elements(pass));
+      sum = pass.BeginSum(d_in, config_.hidden);
     }
-    norm_2_.Forward(pass, residual, norm_out);
-    status = mlp_->BackwardExpand(pass, norm_out);
+    if (!pass.divided()) norm_2_.Forward(pass, residual, norm_out);
+    status = pass.Wait(in_whole);
+    if (status.ok()) status = mlp_->BackwardExpand(pass, norm_out);
     if (status.ok()) status = sink->Done(mlp_->expand_offset(), mlp_->contract_offset());
     if (status.ok())
       status = pass.group != nullptr ? pass.group->Wait(sum) : mlp_->BackwardInput(pass, d_in);
     if (!status.ok()) return status;
-    norm_2_.Backward(pass, d_in, residual, /*accumulate=*/true, dx);
+    norm_2_.Backward(pass, pass.Own(d_in, config_.hidden), residual, /*accumulate=*/true, dx);
     return absl::OkStatus();
   }
 
   absl::Status BackwardAttention(const Pass& pass, const void* x, void* dx, GradientSink* sink) {
     const int64_t projection = attention_.projection_offset();
-    absl::Status status =
-        attention_.BackwardProjection(pass, DropGradient(pass, attention_site_, dx));
+    Event d_out_whole, in_whole;
+    const void* d_out = OutputGradient(pass, attention_site_, dx, &d_out_whole);
+    const Event norm_2_sum = norm_2_.BeginSum(pass);
+    if (pass.divided()) in_whole = BeginNorm(pass, norm_1_, x);
+    absl::Status status = pass.Wait(d_out_whole);
+    if (status.ok()) status = attention_.BackwardProjection(pass, d_out);
+    if (status.ok()) status = pass.Wait(norm_2_sum);
     if (status.ok()) status = sink->Done(projection, mlp_->expand_offset());
     if (status.ok()) status = attention_.BackwardScores(pass);
     if (!status.ok()) return status;
     void* norm_out = pass.At("norm.out");
-    norm_1_.Forward(pass, x, norm_out);
+    if (!pass.divided()) norm_1_.Forward(pass, x, norm_out);
+    status = pass.Wait(in_whole);
     void* d_in = pass.group != nullptr ? pass.At("d_in") : norm_out;
-    status = attention_.BackwardInput(pass, norm_out, d_in);
+    if (status.ok()) status = attention_.BackwardInput(pass, norm_out, d_in);
     if (!status.ok()) return status;
-    norm_1_.Backward(pass, d_in, x, /*accumulate=*/true, dx);
-    return sink->Done(0, projection);
+    norm_1_.Backward(pass, pass.Own(d_in, config_.hidden), x, /*accumulate=*/true, dx);
+    status = pass.Wait(norm_1_.BeginSum(pass));
+    return status.ok() ? sink->Done(0, projection) : status;
   }
 
   const ModelConfig config_;

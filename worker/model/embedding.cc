@@ -25,12 +25,11 @@ class Embedding : public EmbeddingUnit {
 
   absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                        void* y) override {
-    const absl::Status status =
-        LookUp(ctx, activations_.Get(mb.batch, ctx.dtype), params, mb.tokens, mb.batch,
-               config_.sequence, /*first=*/0, mb.step, y);
+    const Pass pass = MakePass(ctx, params, mb, Phase::kForward);
+    const absl::Status status = LookUp(pass, mb.tokens, y);
     if (!status.ok()) return status;
-    const DropoutArgs dropout = Dropout(ctx, mb);
-    if (dropout.rate > 0) ctx.ops->Dropout(dropout, y, mb.batch, PerSample(), ctx.dtype, y);
+    const DropoutArgs dropout = pass.Dropout(config_.embd_pdrop, kDropoutSite);
+    if (dropout.rate > 0) pass.DropRows(dropout, y, config_.hidden, y);
     return absl::OkStatus();
   }
 
@@ -41,26 +40,23 @@ class Embedding : public EmbeddingUnit {
                                                      " on; wanted some of the model's ",
                                                      config_.positions, " positions"));
     }
-    return LookUp(ctx, activations_.GetDecode(rows, ctx.dtype), params, tokens, /*batch=*/1, rows,
-                  past, /*step=*/0, y);
+    Pass pass{ctx, activations_.GetDecode(rows, ctx.dtype)};
+    pass.SetRows(1, rows);
+    pass.params = params;
+    pass.past = past;
+    Join(&pass, Phase::kForward, /*step=*/0);
+    return LookUp(pass, tokens, y);
   }
 
   absl::Status Backward(const UnitContext& ctx, const MicroBatch& mb, const void* dy, int32_t* ids,
                         void* rows, GradientSink* sink) override {
-    const DropoutArgs dropout = Dropout(ctx, mb);
-    if (dropout.rate > 0) {
-      void* masked = Pass{ctx, activations_.Get(mb.batch, ctx.dtype)}.At("gradient");
-      ctx.ops->Dropout(dropout, dy, mb.batch, PerSample(), ctx.dtype, masked);
-      dy = masked;
-    }
-    if (has_positions_) {
-      const absl::Status status = PositionGradient(ctx, mb, dy, sink);
-      if (!status.ok()) return status;
-    }
+    const Pass pass = MakePass(ctx, /*params=*/nullptr, mb, Phase::kBackward);
+    absl::Status status = WholeGradient(pass, &dy);
+    if (status.ok() && has_positions_) status = PositionGradient(pass, dy, sink);
+    if (!status.ok()) return status;
     const int32_t* tokens = mb.tokens;
-    if (part_.group != nullptr) {
-      const Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
-      const absl::StatusOr<int32_t*> local = LocalIds(pass, mb.tokens, mb.batch * config_.sequence);
+    if (pass.group != nullptr) {
+      const absl::StatusOr<int32_t*> local = LocalIds(pass, mb.tokens);
       if (!local.ok()) return local.status();
       tokens = *local;
     }
@@ -70,66 +66,87 @@ class Embedding : public EmbeddingUnit {
   }
 
  private:
-  // y [batch * rows, C] of the tokens at positions [first, first + rows) of each sequence.
-  absl::Status LookUp(const UnitContext& ctx, const ActivationTable& activations,
-                      const void* params, const int32_t* tokens, int64_t batch, int64_t rows,
-                      int64_t first, uint64_t step, void* y) const {
-    const void* table = Advance(params, tokens_.offset, ctx.dtype);
-    const void* positions = Positions(ctx, params, first);
-    if (part_.group == nullptr) {
-      ctx.ops->EmbeddingForward(tokens, table, positions, batch, rows, config_.hidden, ctx.dtype,
-                                y);
+  Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb, Phase phase) {
+    Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
+    pass.SetRows(mb.batch, config_.sequence);
+    pass.params = params;
+    pass.mb = &mb;
+    Join(&pass, phase, mb.step);
+    pass.DivideRows(config_);
+    return pass;
+  }
+
+  void Join(Pass* pass, Phase phase, uint64_t step) const {
+    if (part_.group == nullptr) return;
+    pass->group = part_.group;
+    pass->info = {.phase = phase, .unit = name_, .step = step};
+  }
+
+  // y [own_rows, C] of the tokens [rows].
+  absl::Status LookUp(const Pass& pass, const int32_t* tokens, void* y) const {
+    const void* table = pass.Parameter(tokens_);
+    const void* positions = Positions(pass);
+    if (pass.group == nullptr) {
+      pass.ops().EmbeddingForward(tokens, table, positions, pass.batch, pass.sequence,
+                                  config_.hidden, pass.dtype(), y);
       return absl::OkStatus();
     }
-    const int64_t count = batch * rows;
-    const absl::StatusOr<int32_t*> local = LocalIds(Pass{ctx, activations}, tokens, count);
+    const absl::StatusOr<int32_t*> local = LocalIds(pass, tokens);
     if (!local.ok()) return local.status();
-    absl::Status status = ctx.ops->LookupRows(*local, table, count, config_.hidden, ctx.dtype, y);
-    if (!status.ok()) return status;
+    void* rows = pass.divided() ? pass.At("rows") : y;
+    absl::Status status =
+        pass.ops().LookupRows(*local, table, pass.rows, config_.hidden, pass.dtype(), rows);
     // One rank has a token's row, the others zeros: the sum is the row.
-    status = part_.group->Sum(y, count * config_.hidden, ctx.dtype,
-                              {.phase = Phase::kForward, .unit = name_, .step = step});
+    if (status.ok()) status = pass.Sum(rows, config_.hidden, y);
     if (!status.ok() || positions == nullptr) return status;
-    const int64_t each = rows * config_.hidden;
-    for (int64_t b = 0; b < batch; ++b) {
-      void* sequence = Advance(y, b * each, ctx.dtype);
-      ctx.ops->Add(sequence, positions, each, ctx.dtype, sequence);
-    }
+    pass.ForEachSequence([&](int64_t position, int64_t row, int64_t count) {
+      void* at = Advance(y, row * config_.hidden, pass.dtype());
+      pass.ops().Add(at, Advance(positions, position * config_.hidden, pass.dtype()),
+                     count * config_.hidden, pass.dtype(), at);
+    });
     return absl::OkStatus();
   }
 
-  // Of a tensor rank: where in its table the tokens' rows are.
-  absl::StatusOr<int32_t*> LocalIds(const Pass& pass, const int32_t* tokens, int64_t count) const {
+  // Of a tensor rank: where in its table the rows of the tokens [pass.rows] are.
+  absl::StatusOr<int32_t*> LocalIds(const Pass& pass, const int32_t* tokens) const {
     auto* local = static_cast<int32_t*>(pass.At("ids"));
     const absl::Status status =
-        pass.ops().LocalIds(tokens, count, part_.vocab_begin, part_.vocab_end, local);
+        pass.ops().LocalIds(tokens, pass.rows, part_.vocab_begin, part_.vocab_end, local);
     if (!status.ok()) return status;
     return local;
   }
 
-  int64_t PerSample() const { return config_.sequence * config_.hidden; }
-
-  // Rows of the position table from `first` on; null without one.
-  const void* Positions(const UnitContext& ctx, const void* params, int64_t first) const {
+  // Rows of the position table from the pass' first one on; null without one.
+  const void* Positions(const Pass& pass) const {
     if (!has_positions_) return nullptr;
-    return Advance(params, positions_.offset + first * config_.hidden, ctx.dtype);
+    return Advance(pass.params, positions_.offset + pass.past * config_.hidden, pass.dtype());
   }
 
-  DropoutArgs Dropout(const UnitContext& ctx, const MicroBatch& mb) {
-    Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
-    pass.mb = &mb;
-    return pass.Dropout(config_.embd_pdrop, kDropoutSite);
+  // From dy [own_rows, C] the gradient [rows, C] of what was looked up: dy itself or in "rows".
+  absl::Status WholeGradient(const Pass& pass, const void** dy) const {
+    const DropoutArgs dropout = pass.Dropout(config_.embd_pdrop, kDropoutSite);
+    if (dropout.rate <= 0 && !pass.divided()) return absl::OkStatus();
+    void* rows = pass.At("rows");
+    void* own = pass.Own(rows, config_.hidden);
+    if (dropout.rate > 0) {
+      pass.DropRows(dropout, *dy, config_.hidden, own);
+    } else {
+      pass.ops().Copy(own, *dy,
+                      static_cast<size_t>(pass.own_rows * config_.hidden) * SizeOf(pass.dtype()));
+    }
+    *dy = rows;
+    return pass.divided() ? pass.Wait(pass.BeginGather(rows, config_.hidden)) : absl::OkStatus();
   }
 
   // Positions that no sequence reaches have a gradient of zero.
-  absl::Status PositionGradient(const UnitContext& ctx, const MicroBatch& mb, const void* dy,
-                                GradientSink* sink) {
+  absl::Status PositionGradient(const Pass& pass, const void* dy, GradientSink* sink) const {
     absl::StatusOr<void*> gradient = sink->Acquire(positions_.offset, length_);
     if (!gradient.ok()) return gradient.status();
-    ctx.ops->PositionBackward(dy, mb.batch, config_.sequence, config_.hidden, ctx.dtype, *gradient);
+    pass.ops().PositionBackward(dy, pass.batch, config_.sequence, config_.hidden, pass.dtype(),
+                                *gradient);
     const int64_t reached = config_.sequence * config_.hidden;
-    ctx.ops->Zero(Advance(*gradient, reached, ctx.dtype),
-                  static_cast<size_t>(positions_.size - reached) * SizeOf(ctx.dtype));
+    pass.ops().Zero(Advance(*gradient, reached, pass.dtype()),
+                    static_cast<size_t>(positions_.size - reached) * SizeOf(pass.dtype()));
     return sink->Done(positions_.offset, length_);
   }
 

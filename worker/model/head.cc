@@ -31,7 +31,8 @@ class Head : public HeadUnit {
   absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
                     const MicroBatch& mb, const void* x, double* loss) override {
     const Pass pass = MakePass(ctx, params, mb);
-    norm_.Forward(pass, x, pass.At("norm.out"));
+    const absl::Status normalised = Normalise(pass, x);
+    if (!normalised.ok()) return normalised;
     for (int64_t b = 0; b < mb.batch; ++b) {
       const absl::Status status = SequenceLoss(pass, lm_head, mb, b, /*gradient_scale=*/0, loss);
       if (!status.ok()) return status;
@@ -45,18 +46,17 @@ class Head : public HeadUnit {
                                double* loss) override {
     Pass pass = MakePass(ctx, params, mb);
     void* norm_out = pass.At("norm.out");
-    norm_.Forward(pass, x, norm_out);
-    // The norm's output has served where its gradient takes its place. Split, that is on its way
-    // between ranks while the matrix's gradient is still made from the output.
-    void* d_norm_out = pass.group == nullptr ? norm_out : dx;
+    absl::Status status = Normalise(pass, x);
+    if (!status.ok()) return status;
+    void* d_norm_out = NormGradient(pass, dx);
     std::vector<Event> sums;
     for (int64_t b = 0; b < mb.batch; ++b) {
-      absl::Status status = SequenceLoss(pass, lm_head, mb, b, mb.gradient_scale, loss);
+      status = SequenceLoss(pass, lm_head, mb, b, mb.gradient_scale, loss);
       if (!status.ok()) return status;
       if (pass.group != nullptr) {
-        status = InputGradient(pass, lm_head, Sequence(pass, dx, b));
+        status = InputGradient(pass, lm_head, Sequence(pass, d_norm_out, b));
         if (!status.ok()) return status;
-        sums.push_back(pass.BeginSum(Sequence(pass, dx, b), config_.sequence * config_.hidden));
+        BeginSum(pass, d_norm_out, b, &sums);
       }
       void* sequence = Sequence(pass, norm_out, b);
       status = mb.batch == 1 ? HandOutGradient(pass, sequence, head_sink, head_offset)
@@ -65,25 +65,25 @@ class Head : public HeadUnit {
       if (!status.ok()) return status;
     }
     if (mb.batch > 1) {
-      const absl::Status status = HandOutAccumulated(pass, head_sink, head_offset);
+      status = HandOutAccumulated(pass, head_sink, head_offset);
       if (!status.ok()) return status;
     }
     for (const Event& sum : sums) {
-      const absl::Status status = pass.group->Wait(sum);
+      status = pass.Wait(sum);
       if (!status.ok()) return status;
     }
     absl::StatusOr<void*> gradients = sink->Acquire(0, norm_.end());
     if (!gradients.ok()) return gradients.status();
     pass.gradients = *gradients;
-    norm_.Backward(pass, d_norm_out, x, /*accumulate=*/false, dx);
-    return sink->Done(0, norm_.end());
+    norm_.Backward(pass, pass.Own(d_norm_out, config_.hidden), x, /*accumulate=*/false, dx);
+    status = pass.Wait(norm_.BeginSum(pass));
+    return status.ok() ? sink->Done(0, norm_.end()) : status;
   }
 
   absl::Status Logits(const UnitContext& ctx, const void* params, const void* lm_head, int64_t rows,
                       const void* x, float* logits) override {
     Pass pass{ctx, activations_.GetDecode(rows, ctx.dtype)};
-    pass.batch = 1;
-    pass.sequence = pass.rows = rows;
+    pass.SetRows(1, rows);
     pass.params = params;
     void* norm_out = pass.At("norm.out");
     norm_.Forward(pass, x, norm_out);
@@ -119,14 +119,42 @@ class Head : public HeadUnit {
 
   Pass MakePass(const UnitContext& ctx, const void* params, const MicroBatch& mb) {
     Pass pass{ctx, activations_.Get(mb.batch, ctx.dtype)};
-    pass.batch = mb.batch;
-    pass.sequence = config_.sequence;
-    pass.rows = mb.batch * config_.sequence;
+    pass.SetRows(mb.batch, config_.sequence);
     pass.params = params;
     pass.group = part_.group;
     if (pass.group != nullptr)
       pass.info = {.phase = Phase::kBackward, .unit = name_, .step = mb.step};
+    pass.DivideRows(config_);
     return pass;
+  }
+
+  // "norm.out" [rows, C] of x [own_rows, C].
+  absl::Status Normalise(const Pass& pass, const void* x) const {
+    void* out = pass.At("norm.out");
+    norm_.Forward(pass, x, pass.Own(out, config_.hidden));
+    if (!pass.divided()) return absl::OkStatus();
+    Pass forward = pass;
+    forward.info.phase = Phase::kForward;
+    return pass.Wait(forward.BeginGather(out, config_.hidden));
+  }
+
+  // Where the gradient of "norm.out" goes. That has served where its gradient takes its place.
+  // Split, the gradient is on its way between ranks while the matrix's is still made from the
+  // output; where rows are divided dx has no room for it.
+  void* NormGradient(const Pass& pass, void* dx) const {
+    if (pass.group == nullptr) return pass.At("norm.out");
+    return pass.divided() ? pass.At("d_in") : dx;
+  }
+
+  // Of sequence b of d [rows, C], or behind the last one of all where rows are divided: ranks' rows
+  // are not of each sequence.
+  void BeginSum(const Pass& pass, void* d, int64_t b, std::vector<Event>* sums) const {
+    if (!pass.divided()) {
+      const int64_t n = config_.sequence * config_.hidden;
+      sums->push_back(pass.group->BeginSum(Sequence(pass, d, b), n, pass.dtype(), pass.info));
+    } else if (b + 1 == pass.batch) {
+      sums->push_back(pass.BeginSum(d, config_.hidden));
+    }
   }
 
   // Sequence b of a [mb*T, C] buffer.

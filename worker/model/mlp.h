@@ -16,7 +16,7 @@ class Mlp {
 
   // The first products: what backward needs, from `in` [rows, C] into the unit's activations.
   virtual absl::Status Expand(const Pass& pass, const void* in) = 0;
-  // out [rows, C], from what Expand left. Uses the scratch "wide".
+  // out [own_rows, C], from what Expand left. Uses the scratch "wide".
   virtual absl::Status Contract(const Pass& pass, void* out) = 0;
 
   // The gradients of the parameters and d_in [rows, C] (not `in`), in two parts so that the first

@@ -17,11 +17,15 @@ class Norm {
   Norm(const ModelConfig& config, const UnitTable& unit, const std::string& tensor,
        const std::string& name);
 
-  // x, y [rows, C].
+  // x, y [own_rows, C]; the gradients are own rows' part where rows are divided.
   void Forward(const Pass& pass, const void* x, void* y) const;
   // Adds to dx where accumulate; writes the parameters' gradients. dx may be dy only where it does
   // not accumulate.
   void Backward(const Pass& pass, const void* dy, const void* x, bool accumulate, void* dx) const;
+
+  // Where rows are divided: the gradients that Backward wrote become their sums over the tensor
+  // ranks; done once Pass::Wait is. Elsewhere, and of a frozen norm, nothing.
+  Event BeginSum(const Pass& pass) const;
 
   // Elements [0, end) of the unit's flat vector when the norm comes first in it.
   int64_t end() const;

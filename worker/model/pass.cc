@@ -17,6 +17,32 @@ const ActivationTable& ActivationCache::GetDecode(int64_t rows, DType dtype) {
   return decode_.table;
 }
 
+void Pass::SetRows(int64_t sequences, int64_t tokens) {
+  batch = sequences;
+  sequence = tokens;
+  rows = own_rows = sequences * tokens;
+}
+
+void Pass::DivideRows(const ModelConfig& config) {
+  if (group == nullptr || !config.DividesRows()) return;
+  own_rows = StreamRows(config, batch);
+  first_row = group->rank() * own_rows;
+}
+
+void Pass::DropRows(const DropoutArgs& mask, const void* x, int64_t cols, void* y) const {
+  if (!divided()) {
+    ops().Dropout(mask, x, batch, sequence * cols, dtype(), y);
+    return;
+  }
+  ForEachSequence([&](int64_t position, int64_t row, int64_t count) {
+    DropoutArgs part = mask;
+    part.first_sample += (first_row + row) / sequence;
+    part.first_element += position * cols;
+    ops().Dropout(part, Advance(x, row * cols, dtype()), 1, count * cols, dtype(),
+                  Advance(y, row * cols, dtype()));
+  });
+}
+
 DropoutArgs Pass::Dropout(float rate, uint32_t site) const {
   DropoutArgs args;
   if (mb == nullptr || !mb->dropout || rate <= 0) return args;
@@ -80,12 +106,27 @@ void Pass::BiasGradient(const ParameterInfo& p, const void* d) const {
 absl::Status Pass::RowSplitProduct(const void* a, const void* b, void* out, int64_t n, int64_t k,
                                    const void* bias) const {
   if (group != nullptr && group->rank() != 0) bias = nullptr;
-  const absl::Status status = Product(a, false, b, false, out, rows, n, k, bias);
-  return status.ok() && group != nullptr ? Sum(out, rows * n) : status;
+  void* product = divided() ? At("norm.out") : out;
+  const absl::Status status = Product(a, false, b, false, product, rows, n, k, bias);
+  return status.ok() && group != nullptr ? Sum(product, n, out) : status;
 }
 
-Event Pass::BeginSum(void* x, int64_t n) const { return group->BeginSum(x, n, dtype(), info); }
+Event Pass::BeginSum(void* x, int64_t cols) const {
+  if (!divided()) return group->BeginSum(x, rows * cols, dtype(), info);
+  return group->BeginSumOfParts(x, own_rows * cols, Own(x, cols), dtype(), info);
+}
 
-absl::Status Pass::Sum(void* x, int64_t n) const { return group->Sum(x, n, dtype(), info); }
+absl::Status Pass::Sum(void* x, int64_t cols, void* out) const {
+  if (!divided()) return group->Sum(x, rows * cols, dtype(), info);
+  return group->Wait(group->BeginSumOfParts(x, own_rows * cols, out, dtype(), info));
+}
+
+Event Pass::BeginGather(void* x, int64_t cols) const {
+  return group->BeginGather(x, own_rows * cols, dtype(), info);
+}
+
+absl::Status Pass::Wait(const Event& event) const {
+  return event.state() == nullptr ? absl::OkStatus() : group->Wait(event);
+}
 
 }  // namespace zeroshard

@@ -71,9 +71,9 @@ int64_t DecodeScratchBytes(const ModelConfig& config, int64_t rows, DType dtype)
 class BlockUnit {
  public:
   virtual ~BlockUnit() = default;
-  // x, y [mb*T, C]; params: the unit's flat vector in ctx.dtype. `x` stays valid and unchanged
-  // until Backward (the unit may keep the pointer) unless checkpointing, where Forward copies it to
-  // `kept`.
+  // x, y [StreamRows, C] (activation_table.h), as dy and dx; params: the unit's flat vector in
+  // ctx.dtype. `x` stays valid and unchanged until Backward (the unit may keep the pointer) unless
+  // checkpointing, where Forward copies it to `kept`.
   virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                                const void* x, void* y) = 0;
   // dy -> dx, which may be the same buffer. With checkpointing it first repeats the forward.
@@ -89,11 +89,12 @@ class BlockUnit {
 class EmbeddingUnit {
  public:
   virtual ~EmbeddingUnit() = default;
+  // y [StreamRows, C].
   virtual absl::Status Forward(const UnitContext& ctx, const void* params, const MicroBatch& mb,
                                void* y) = 0;
-  // `dy` is not changed. The token table's gradient as rows (Ops::EmbeddingBackwardRows): ids
-  // [mb*T], rows [mb*T, C] in ctx.dtype; the position table's (gpt2) through the sink. Needs no
-  // parameters.
+  // `dy` [StreamRows, C] is not changed. The token table's gradient as rows
+  // (Ops::EmbeddingBackwardRows): ids [mb*T], rows [mb*T, C] in ctx.dtype; the position table's
+  // (gpt2) through the sink. Needs no parameters.
   virtual absl::Status Backward(const UnitContext& ctx, const MicroBatch& mb, const void* dy,
                                 int32_t* ids, void* rows, GradientSink* sink) = 0;
   // Inference: y [rows, C] of the tokens (device memory, all in the vocabulary) at positions [past,
@@ -106,10 +107,11 @@ class HeadUnit {
  public:
   virtual ~HeadUnit() = default;
   // Loss only, added to *loss (device memory): of the tokens that count, in fp64, in order of
-  // position. `lm_head`: [V, C], the tied embedding table or this unit's own lm_head.weight.
+  // position. x [StreamRows, C]; `lm_head`: [V, C], the tied embedding table or this unit's own
+  // lm_head.weight.
   virtual absl::Status Loss(const UnitContext& ctx, const void* params, const void* lm_head,
                             const MicroBatch& mb, const void* x, double* loss) = 0;
-  // Loss, and the gradient of gradient_scale times the summed loss: dx [mb*T, C] (not x), the
+  // Loss, and the gradient of gradient_scale times the summed loss: dx [StreamRows, C] (not x), the
   // norm's gradients through `sink`, the head matrix's through `head_sink` in row blocks whose
   // element range in that unit's flat vector starts at head_offset (the same sink and unit when
   // untied).
@@ -136,7 +138,8 @@ Model MakeModel(ModelTable table, bool checkpointing);
 // where slice.slices has any of attn.k.weight) outlives the model; null only where slice.tensor is
 // 1. Every rank of it makes the same calls with the same micro-batches. Then
 //   activations between units, losses and inference's logits are those of the whole model, the same
-//     bits on every rank;
+//     bits on every rank; with sequence_parallel in the table's configuration a rank has its rows
+//     of the activations alone, and of a forward each row has the bits that it has without;
 //   the gradient of what several ranks hold is that of the whole model, the same bits on each;
 //   EmbeddingUnit::Backward's ids are rows of this rank's table, of tokens that it has.
 // UNIMPLEMENTED from units over Ops without kernels for it.

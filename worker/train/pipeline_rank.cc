@@ -59,7 +59,6 @@ absl::Status CheckJob(const TrainerOptions& options) {
   const MeshShape& shape = options.mesh.shape;
   const char* refused = nullptr;
   const char* instead = "leave it out";
-  if (options.store != nullptr) refused = "zero_optimization.offload_optimizer";
   if (options.spec.sample().prompts_size() > 0) {
     refused = "sample.prompts";
     instead = "leave it out, and ask `zeroshard generate` of a checkpoint";

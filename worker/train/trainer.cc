@@ -111,10 +111,8 @@ class TrainerImpl : public Trainer {
     loss_scale_ = initial.loss_scale();
     ZS_RETURN_IF_ERROR(Fill(initial, together));
     ZS_RETURN_IF_ERROR(MakeRunner());
-    const MeshShape shape =
-        mesh_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
-                                               policy_.options.micro_batch, shape, job_);
+                                               policy_.options.micro_batch, Shape(), job_);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
     ZS_RETURN_IF_ERROR(MakeSampleWriter());
     return MakeSaves(initial);
@@ -160,6 +158,9 @@ class TrainerImpl : public Trainer {
 
  private:
   bool IsRankZero() const { return job_->rank() == 0; }
+  MeshShape Shape() const {
+    return mesh_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
+  }
   bool HasStages() const { return mesh_.has_value() && options_.mesh.shape.pipeline > 1; }
   // Whether this rank has the losses; with it all of its tensor group.
   bool HasHead() const { return !mesh_.has_value() || mesh_->stage.HasHead(); }
@@ -322,9 +323,10 @@ class TrainerImpl : public Trainer {
     if (options_.spec.eval().data_size() == 0) return absl::OkStatus();
     if (options_.eval_data == nullptr)
       return absl::InvalidArgumentError("the job has eval.data, but no evaluation set was opened");
-    ZS_ASSIGN_OR_RETURN(evaluator_,
-                        Evaluator::Create(options_.spec, options_.eval_data, engine_.get(),
-                                          runner_.get(), options_.device, options_.comm));
+    LossRunner* runner = runner_.get();
+    if (pipeline_runner_ != nullptr) runner = pipeline_runner_.get();
+    ZS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(options_.spec, options_.eval_data, runner,
+                                                      Shape(), options_.device, job_));
     return absl::OkStatus();
   }
 

@@ -81,6 +81,7 @@ absl::StatusOr<std::unique_ptr<ZeroEngine>> ZeroEngine::Create(
         TiedTable::Create(policy, &engine->units_.front(),
                           Owned(policy->layouts.front(), comm->rank(), TokenTableBlocks(*model)),
                           links->pipeline, links->tied_peer, device, ops));
+    engine->reducer_->LeaveEmbedding();
   }
   ZS_RETURN_IF_ERROR(engine->LocateHead(*model));
   return engine;
@@ -150,9 +151,9 @@ void ZeroEngine::BeginRound(int64_t round) {
   reducer_->BeginRound(step_, round, policy_.Contributors(round));
 }
 
-void ZeroEngine::BeginEvaluation(uint64_t step) {
+void ZeroEngine::BeginEvaluation(uint64_t step, const std::vector<UnitUse>* uses) {
   step_ = step;
-  BeginUses(&policy_.eval_uses);
+  BeginUses(uses != nullptr ? uses : &policy_.eval_uses);
 }
 
 absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {
@@ -212,12 +213,7 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     Waiting waiting(waits_, WaitKind::kStages);
     ZS_RETURN_IF_ERROR(tied_table_->Join(step_));
   }
-  if (pusher_ != nullptr && policy_.gradient_mode != GradientMode::kFullAccumulate) {
-    const UnitState& embedding = units_.front();
-    if (embedding.trained)
-      pusher_->Push(0, {embedding.own_begin, embedding.own_end}, compute_->Record());
-    ZS_RETURN_IF_ERROR(pusher_->FinishRounding());
-  }
+  if (pusher_ != nullptr) ZS_RETURN_IF_ERROR(PushEmbedding());
   const Event read = ReadSquares();
   if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
   if (pusher_ != nullptr) {
@@ -233,6 +229,17 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
     if (squares.nonfinite > 0 && first_nonfinite->empty()) *first_nonfinite = units_[u].table->name;
   }
   return norm;
+}
+
+// What else there is of it has joined its sum. With kFullAccumulate it left behind its reduction,
+// unless another rank's part of a tied table was to come; and of two ends the first one pushes.
+absl::Status ZeroEngine::PushEmbedding() {
+  const bool left =
+      policy_.gradient_mode == GradientMode::kFullAccumulate && tied_table_ == nullptr;
+  const UnitState& embedding = units_.front();
+  if (embedding.trained && !left && !policy_.copies_table)
+    pusher_->Push(0, {embedding.own_begin, embedding.own_end}, compute_->Record());
+  return pusher_->FinishRounding();
 }
 
 Event ZeroEngine::ReadSquares() {

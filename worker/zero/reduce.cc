@@ -268,7 +268,7 @@ absl::Status GradientReducer::ReduceAccumulated(int unit_index) {
   if (unit.owned() > 0)
     ops_->Convert(own, wire, unit.owned(), unit.Gradient(unit.own_begin), DType::kF32);
   std::vector<Event> readers;
-  if (pusher_ != nullptr)
+  if (pusher_ != nullptr && !(unit_index == 0 && leaves_embedding_))
     readers.push_back(pusher_->PushFrom(unit_index, {unit.own_begin, unit.own_end}, own, event));
   in_flight_.GiveAfter(std::move(sum), std::move(readers));
   return absl::OkStatus();

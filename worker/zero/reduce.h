@@ -32,6 +32,10 @@ class GradientReducer {
   // rank without one runs the same calls (on any data): what it writes is not sent.
   void BeginRound(uint64_t step, int64_t round, int contributors);
 
+  // The token table's sum is one end's alone until another rank's has joined it
+  // (worker/zero/tied_table.h): whoever joins the two pushes the embedding.
+  void LeaveEmbedding() { leaves_embedding_ = true; }
+
   GradientSink* Sink(int unit);
   // A sink whose ranges are added up apart, in `output` (accumulate_type, this rank's part of
   // `range`): the embedding's rows of a tied table, where they travel densely.
@@ -75,6 +79,7 @@ class GradientReducer {
   GradientPusher* pusher_;
   GradientSquares* squares_;
   const bool leaves_at_once_;  // all gradients but the embedding's
+  bool leaves_embedding_ = false;
   WaitObserver* waits_ = nullptr;
   InFlightPool in_flight_;
   std::vector<Event> events_;  // of reductions that read or write the units' own buffers

@@ -153,6 +153,68 @@ TEST(ActivationTableTest, TheSumIsEveryUnitsKeptOneScratchAndTwoGradients) {
                 std::max(block.scratch_bytes, head.scratch_bytes) + 2 * boundary);
 }
 
+int64_t Elements(const std::vector<ActivationInfo>& entries, const std::string& name) {
+  for (const ActivationInfo& entry : entries)
+    if (entry.name == name) return entry.elements;
+  return -1;
+}
+
+// One of four ranks keeps a quarter of the rows of its input, its residual and its statistics; what
+// its own heads and columns make of all rows stays. So all that a block keeps is divided by t, as
+// in Korthikanti et al. 2022, section 4.2.2.
+TEST(ActivationTableTest, WhereRowsAreDividedARankKeepsItsOwnRowsAlone) {
+  ModelConfig c = Gpt2Small();
+  c.heads = c.kv_heads = 3;
+  c.intermediate = 768;
+  c.vocab = 12565;
+  c.tensor = 4;
+  const auto of = [&](UnitKind kind, bool checkpointing) {
+    return MakeActivationTable(c, kind, 3, DType::kBF16, checkpointing);
+  };
+  const ActivationTable all = of(UnitKind::kBlock, false), all_head = of(UnitKind::kHead, false);
+  const ActivationTable all_ends = of(UnitKind::kEmbedding, false);
+  c.sequence_parallel = true;
+  const ActivationTable block = of(UnitKind::kBlock, false), head = of(UnitKind::kHead, false);
+  const int64_t rows = 3 * 128, own = rows / 4;
+  EXPECT_EQ(StreamRows(c, 3), own);
+  for (const ActivationInfo& entry : all.kept) {
+    const bool stream =
+        entry.name == "input" || entry.name == "residual" || entry.name.starts_with("norm_");
+    EXPECT_EQ(Elements(block.kept, entry.name), entry.elements / (stream ? 4 : 1)) << entry.name;
+  }
+  EXPECT_EQ(block.kept_bytes, 10 * rows * 768 / 4 * 2 + 4 * own * 4 + rows * 3 * 4);
+  EXPECT_EQ(block.scratch_bytes, all.scratch_bytes);
+  EXPECT_EQ(of(UnitKind::kBlock, true).kept_bytes, own * 768 * 2);
+  EXPECT_EQ(of(UnitKind::kBlock, true).scratch_bytes,
+            block.scratch_bytes + block.kept_bytes - own * 768 * 2);
+  // The head has room for the gradient of its gathered input, the embedding for all rows.
+  EXPECT_EQ(head.kept_bytes, own * 768 * 2);
+  EXPECT_EQ(head.scratch_bytes, all_head.scratch_bytes + rows * 768 * 2 - 2 * (rows - own) * 4);
+  EXPECT_EQ(of(UnitKind::kEmbedding, false).scratch_bytes, all_ends.scratch_bytes + rows * 768 * 2);
+  EXPECT_EQ(ActivationBytes(c, 3, DType::kBF16, false),
+            12 * block.kept_bytes + head.kept_bytes + head.scratch_bytes + 2 * own * 768 * 2);
+}
+
+// Of few rows each rank has all.
+TEST(ActivationTableTest, InferenceDividesNoRows) {
+  ModelConfig c = LlamaOdd();
+  c.tensor = 2;
+  ModelConfig divided = c;
+  divided.sequence_parallel = true;
+  for (const UnitKind kind : {UnitKind::kEmbedding, UnitKind::kBlock, UnitKind::kHead}) {
+    EXPECT_EQ(MakeDecodeTable(divided, kind, 5, DType::kF32).scratch_bytes,
+              MakeDecodeTable(c, kind, 5, DType::kF32).scratch_bytes);
+  }
+}
+
+// Without tensor ranks there is nobody to divide them with.
+TEST(ActivationTableTest, AWholeModelKeepsAllRows) {
+  ModelConfig c = LlamaOdd();
+  const int64_t bytes = ActivationBytes(c, 2, DType::kF32, false);
+  c.sequence_parallel = true;
+  EXPECT_EQ(ActivationBytes(c, 2, DType::kF32, false), bytes);
+}
+
 TEST(ActivationTableTest, AbsurdSizesSaturateInsteadOfOverflowing) {
   ModelConfig config = LlamaOdd();
   config.hidden = 1 << 16;

@@ -259,5 +259,21 @@ TEST(TensorProblemTest, NamesTheKeyTheNumbersAndWhatToWrite) {
   EXPECT_THAT(problem(torn, 4), HasSubstr("1 heads of 2 x 8 elements for each rank"));
 }
 
+TEST(TensorProblemTest, TokensOfASequenceAreDividedOnlyWhereThatIsAskedFor) {
+  v1::ModelSpec spec = Spec("llama", 12, 6, 257);
+  spec.set_sequence_length(10);
+  ModelTable model = *MakeModelTable(spec);
+  EXPECT_EQ(TensorProblem(model, 3), "");
+  model.config.sequence_parallel = true;
+  EXPECT_EQ(TensorProblem(model, 1), "");
+  EXPECT_EQ(TensorProblem(model, 2), "");
+  EXPECT_THAT(TensorProblem(model, 3),
+              HasSubstr("10 tokens (model.sequence_length) on 3 tensor ranks (parallel.tensor) "
+                        "that share each sequence (parallel.sequence_parallel): write a divisor "
+                        "of 10"));
+  EXPECT_TRUE(MakeTensorRank(model, 2, 1).model.config.DividesRows());
+  EXPECT_FALSE(MakeTensorRank(model, 1, 0).model.config.DividesRows());
+}
+
 }  // namespace
 }  // namespace zeroshard

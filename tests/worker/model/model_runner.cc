@@ -200,7 +200,8 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   mb.seed = options.seed;
   mb.step = options.step;
   mb.first_sample = options.first_sample;
-  const int64_t boundary = mb.batch * c.sequence * c.hidden;
+  const int64_t boundary = StreamRows(c, mb.batch) * c.hidden;
+  const int64_t row_elements = mb.batch * c.sequence * c.hidden;
 
   std::vector<Block> params, kept;
   std::vector<RecordingSink> sinks;
@@ -217,7 +218,7 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   const Block scratch("scratch", scratch_bytes, device);
   const Block d_first("gradient", boundary * elem, device);
   const Block d_second("second gradient", boundary * elem, device);
-  const Block rows("embedding rows", boundary * elem, device);
+  const Block rows("embedding rows", row_elements * elem, device);
   const auto context = [&](size_t unit) {
     return UnitContext{machine.ops, dtype, kept[unit].data(), scratch.data()};
   };
@@ -259,7 +260,8 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
   ZS_RETURN_IF_ERROR(model.embedding->Backward(context(0), mb, dx, id_memory.as<int32_t>(),
                                                rows.data(), &sinks[0]));
   ZS_RETURN_IF_ERROR(Finish(device, options));
-  for (const Block& block : kept) ZS_RETURN_IF_ERROR(block.Check());
+  for (const std::vector<Block>* blocks : {&kept, &apart})
+    for (const Block& block : *blocks) ZS_RETURN_IF_ERROR(block.Check());
   for (const Block* block : {&scratch, &d_first, &d_second, &rows})
     ZS_RETURN_IF_ERROR(block->Check());
 
@@ -274,10 +276,12 @@ absl::StatusOr<RunResult> RunModel(const ModelTable& table,
                                       values.begin() + p.offset + p.size);
     }
     result.done.push_back(sinks[u].done());
+    result.inputs.push_back(u == 0 ? std::vector<float>()
+                                   : ToFloats(device, inputs[u], dtype, boundary));
   }
   std::vector<float>& token_table = result.gradients[table.units[0].parameters[0].name];
   if (!c.tied) std::fill(token_table.begin(), token_table.end(), 0.0f);
-  const std::vector<float> touched = ToFloats(device, rows.data(), dtype, boundary);
+  const std::vector<float> touched = ToFloats(device, rows.data(), dtype, row_elements);
   const auto ids = Download<int32_t>(device, id_memory.data(), static_cast<int64_t>(tokens.size()));
   for (size_t i = 0; i < ids.size() && ids[i] >= 0; ++i) {
     for (int64_t j = 0; j < c.hidden; ++j) {

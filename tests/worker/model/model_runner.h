@@ -71,6 +71,7 @@ struct RunResult {
   double loss_only = 0;                                 // of HeadUnit::Loss, before the backward
   std::map<std::string, std::vector<float>> gradients;  // by tensor
   std::vector<std::vector<RecordingSink::Range>> done;  // by unit
+  std::vector<std::vector<float>> inputs;               // by unit: its x; of the embedding none
 };
 
 // `flat`: the parameters of each unit (fp32, rounded to options.dtype). The summed loss and its
