@@ -9,7 +9,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMostScheduled = int64_t{1} << 20;
 constexpr StageTime kTime = {.forward = 1, .backward = 2};
 // Sums of whole numbers are whole.
 int64_t At(double time) { return static_cast<int64_t>(time); }

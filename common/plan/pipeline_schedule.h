@@ -68,10 +68,12 @@ struct RankSchedule {
   std::vector<Action> actions;
 };
 
+constexpr int64_t kMostScheduled = int64_t{1} << 20;  // p * v * m
+
 // Of all ranks of a pipeline line, by rank. INVALID_ARGUMENT where a size is below 1, or p * v * m
-// is above 2^20, names them. All lines of a mesh must run the same shape: where a data-parallel
-// rank has a micro-batch less, it goes through the motions, since ZeRO's collectives want every
-// rank.
+// is above kMostScheduled, names them. All lines of a mesh must run the same shape: where a
+// data-parallel rank has a micro-batch less, it goes through the motions, since ZeRO's collectives
+// want every rank.
 absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape);
 
 // The same of forwards alone, as an evaluation runs them: the last virtual stage's ends with the

@@ -138,8 +138,8 @@ class Communicator {
                      const Event& after = {}) = 0;
   // Messages that belong together, done when all are: none waits for another, so that two ranks may
   // send to each other. Messages of a pair and direction match in order; both ends have each in
-  // exchanges, or neither. Counted as sends. Unless a backend posts all before it waits, they
-  // follow each other in an order that is the same on all ranks.
+  // exchanges, or neither. Counted as sends. The default, of sends and receives alone, does one
+  // after the other in an order that is the same on all ranks; others post all, then wait.
   virtual Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
                          const Event& after = {});
   virtual Event Barrier(const CollectiveInfo& info) = 0;
@@ -182,6 +182,10 @@ struct CommunicatorOptions {
   std::shared_ptr<const Presence> presence = nullptr;
   // Sums in rank order, the same bits for any world size. Gloo's always are.
   bool deterministic = true;
+  // Of a line of a mesh (line_communicator.h): what messages call it, and by rank here the rank of
+  // the job, which is who an error blames. Empty: the ranks are the job's.
+  std::string line;
+  std::vector<int> job_ranks;
 };
 
 // Full mesh over TCP, over host memory: of a device that is not the host, through

@@ -1,6 +1,7 @@
 #include "worker/comm/staged_communicator.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -125,6 +126,23 @@ class StagedCommunicator : public Communicator {
     });
   }
 
+  Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                 const Event& after) override {
+    Staging staging;
+    std::vector<size_t> places;
+    for (const Message& m : messages) {
+      if (m.bytes < 0) return Refused(std::move(messages), info, after);
+      const Part part{static_cast<char*>(m.buffer), staging.bytes, static_cast<size_t>(m.bytes)};
+      (m.send ? staging.in : staging.out).push_back(part);
+      places.push_back(part.at);
+      staging.bytes += static_cast<size_t>(RoundUp(m.bytes, 64));
+    }
+    return Run(staging, after, [&](char* host, const Event& copied) {
+      for (size_t i = 0; i < messages.size(); ++i) messages[i].buffer = host + places[i];
+      return inner_->Exchange(std::move(messages), info, copied);
+    });
+  }
+
   Event Barrier(const CollectiveInfo& info) override {
     return Run({}, {}, [&](char*, const Event&) { return inner_->Barrier(info); });
   }
@@ -140,6 +158,12 @@ class StagedCommunicator : public Communicator {
  private:
   static std::vector<Part> Around(char* data, size_t begin, size_t bytes, size_t end) {
     return {{data, 0, begin}, {data + begin + bytes, begin + bytes, end - begin - bytes}};
+  }
+
+  // By the inner communicator, which looks at the sizes before it does at memory.
+  Event Refused(std::vector<Message> messages, const CollectiveInfo& info, const Event& after) {
+    for (Message& m : messages) m.buffer = nullptr;
+    return inner_->Exchange(std::move(messages), info, after);
   }
 
   template <typename StartInner>
@@ -164,7 +188,8 @@ class StagedCommunicator : public Communicator {
     std::vector<Event> copies;
     for (const Part& part : staging.in) {
       if (part.bytes == 0) continue;
-      copies.push_back(in_->Copy(host + part.at, part.device, part.bytes, after));
+      copies.push_back(
+          in_->Copy(host + part.at, part.device, part.bytes, BehindWriters(part, after)));
     }
     return copies.empty() ? after : AllOf(std::move(copies));
   }
@@ -175,12 +200,33 @@ class StagedCommunicator : public Communicator {
     for (const Part& part : staging.out) {
       if (part.bytes == 0) continue;
       copies.push_back(out_->Copy(part.device, host + part.at, part.bytes, brought));
+      writes_.push_back({part.device, part.device + part.bytes, copies.back()});
     }
     return copies.empty() ? brought : AllOf(std::move(copies));
   }
 
+  // `after`, and what operations before this one still bring to the same memory: their copies are
+  // another stream's.
+  Event BehindWriters(const Part& part, const Event& after) {
+    while (!writes_.empty() && writes_.front().done.Done()) writes_.pop_front();
+    std::vector<Event> all;
+    for (const Write& write : writes_) {
+      if (write.begin < part.device + part.bytes && part.device < write.end)
+        all.push_back(write.done);
+    }
+    if (all.empty()) return after;
+    all.push_back(after);
+    return AllOf(std::move(all));
+  }
+
+  struct Write {
+    const char *begin, *end;
+    Event done;
+  };
+
   const int rank_, size_;
-  HostPool pool_;  // keeps the order of concurrent callers one order
+  std::deque<Write> writes_;  // on their way; within the pool's calls
+  HostPool pool_;             // keeps the order of concurrent callers one order
   std::unique_ptr<Stream> in_, out_;
   std::unique_ptr<Communicator> inner_;
 };

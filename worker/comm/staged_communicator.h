@@ -11,7 +11,8 @@ namespace zeroshard {
 
 // Each operation copies what this rank contributes to host memory, after `after`, on a stream of
 // its own; runs `inner` behind that; and copies what it brought to the device's memory on another
-// stream. The contract is communicator.h's; besides, an operation's event has the error of a copy
+// stream. So do the messages of an exchange: all copies to the host, `inner`'s exchange, all copies
+// back. The contract is communicator.h's; besides, an operation's event has the error of a copy
 // that failed, and RESOURCE_EXHAUSTED where the host has no memory, which aborts `inner`.
 // At most kStagedOperations have host memory at a time, each as much as the largest had: one more
 // waits for the oldest within the call. Buffers stay between operations.

@@ -157,7 +157,26 @@ std::vector<Operation> Operations(int size) {
                      if (c.rank() == size - 1) return c.Recv(memory, 7777, 0, Info(), after);
                      return Event();
                    }});
+    // Of two ranks both neighbours are one: messages of a pair match in order.
+    all.push_back({"exchange", [size](Communicator& c, char* memory, const Event& after) {
+                     const int next = (c.rank() + 1) % size, last = (c.rank() + size - 1) % size;
+                     return c.Exchange(
+                         {{.send = true, .buffer = memory, .bytes = 5003, .peer = next},
+                          {.buffer = memory + 60000, .bytes = 5003, .peer = last},
+                          {.send = true, .buffer = memory + 7000, .bytes = 0, .peer = last},
+                          {.send = true,
+                           .buffer = memory + 7000,
+                           .bytes = 30001,
+                           .peer = last,
+                           .phase = Phase::kBackward},
+                          {.buffer = memory + 66000, .bytes = 0, .peer = next},
+                          {.buffer = memory + 66001, .bytes = 30001, .peer = next}},
+                         Info(), after);
+                   }});
   }
+  all.push_back({"no message", [](Communicator& c, char*, const Event& after) {
+                   return c.Exchange({}, Info(), after);
+                 }});
   return all;
 }
 
@@ -194,9 +213,10 @@ TEST_P(StagedWorlds, EveryOperationBringsTheBitsAndCountsTheBytesOfGlooOverHostM
     }
     for (int op = 0; op < kCollectiveOps; ++op) {
       const auto which = static_cast<CollectiveOp>(op);
-      EXPECT_EQ(staged[r].traffic().Get(which, Phase::kBackward),
-                host[r].traffic().Get(which, Phase::kBackward))
-          << NameOf(which);
+      for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+        EXPECT_EQ(staged[r].traffic().Get(which, phase), host[r].traffic().Get(which, phase))
+            << NameOf(which) << ", " << NameOf(phase);
+      }
     }
     EXPECT_EQ(staged[r].rank(), r);
     EXPECT_EQ(staged[r].size(), size);
@@ -247,6 +267,91 @@ TEST(Staged, AnOperationAfterWorkThatFailedHasItsErrorAndWritesNothing) {
     EXPECT_EQ(array.Now(), values);
     EXPECT_FALSE(staged[r].Barrier(Info()).Wait().ok()) << "unusable from now on";
   });
+}
+
+// Nothing waits here but the communicator: it is one stream of operations, whatever the copies are.
+TEST_P(StagedWorlds, AnOperationSeesWhatTheOnesBeforeItBrought) {
+  const auto [size, seed] = GetParam();
+  Ranks host(size);
+  StagedRanks staged(size, seed);
+  constexpr int kRounds = 12;
+  const auto run = [size = size](Communicator& c, char* memory, const Event& after) {
+    Event last = after;
+    for (int round = 0; round < kRounds; ++round) {
+      ReduceScatterArgs args;
+      args.input = memory;
+      args.counts.assign(static_cast<size_t>(size), 700);
+      args.contributors = size;
+      args.output = memory + 60000;
+      args.accumulate = round > 0;
+      last = c.ReduceScatter(args, Info(), round == 0 ? after : Event());
+      if (round % 3 != 2) continue;
+      last = c.AllReduce(memory + 60000, 700, DType::kF32, Info());
+      if (size == 1) continue;
+      // On to the next rank, what came from the one before.
+      const int next = (c.rank() + 1) % size, before = (c.rank() + size - 1) % size;
+      last = c.Exchange({{.send = true, .buffer = memory + 60000, .bytes = 1400, .peer = next},
+                         {.buffer = memory + 61400, .bytes = 1400, .peer = before}},
+                        Info());
+    }
+    return last;
+  };
+  host.Each([&](int r) {
+    Memory wanted = Values(r, 5);
+    const absl::Status status = run(host[r], reinterpret_cast<char*>(wanted.data()), {}).Wait();
+    ASSERT_TRUE(status.ok()) << status;
+    Array array(&staged.device(r), Values(r, 5));
+    EXPECT_EQ(array.After(run(staged[r], static_cast<char*>(array.data()), array.filled())),
+              wanted);
+  });
+}
+
+// More at once than a connection holds by itself, again and again, and each round with what the one
+// before brought.
+TEST(Staged, TwoRanksThatSendToEachOtherDoNotWaitForOneAnother) {
+  constexpr size_t kMebibytes = 3;
+  StagedRanks staged(2, 3);
+  staged.Each([&](int r) {
+    Array mine(&staged.device(r), Memory(kMebibytes << 19, static_cast<uint16_t>(r + 1)));
+    Array others(&staged.device(r), Memory(kMebibytes << 19, 0));
+    Event last = AllOf({mine.filled(), others.filled()});
+    for (int round = 0; round < 3 * static_cast<int>(kStagedOperations); ++round) {
+      Array& from = round % 2 == 0 ? mine : others;
+      Array& to = round % 2 == 0 ? others : mine;
+      last = staged[r].Exchange(
+          {{.send = true, .buffer = from.data(), .bytes = kMebibytes << 20, .peer = 1 - r},
+           {.buffer = to.data(), .bytes = kMebibytes << 20, .peer = 1 - r}},
+          Info(), last);
+    }
+    // Odd rounds bring back what even ones sent.
+    const absl::Status status = last.Wait();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(mine.Now(), Memory(kMebibytes << 19, static_cast<uint16_t>(r + 1)));
+    EXPECT_EQ(others.Now(), Memory(kMebibytes << 19, static_cast<uint16_t>(2 - r)));
+  });
+}
+
+TEST(Staged, AnExchangeWithWorkThatFailedOrWithAnAbortWritesNothing) {
+  for (const bool abort : {false, true}) {
+    StagedRanks staged(2, 2);
+    staged.Each([&](int r) {
+      const Memory values = Values(r, 0);
+      Array array(&staged.device(r), values);
+      ASSERT_TRUE(array.filled().Wait().ok());
+      if (abort && r == 1) return;  // does not come
+      const bool fails = !abort && r == 0;
+      const Event exchanged = staged[r].Exchange(
+          {{.send = true, .buffer = array.data(), .bytes = 1000, .peer = 1 - r},
+           {.buffer = static_cast<char*>(array.data()) + 2000, .bytes = 1000, .peer = 1 - r}},
+          Info(), fails ? DoneEvent(absl::DataLossError("no gradient")) : Event());
+      if (abort) staged[r].Abort("generation 8 begins");
+      const absl::Status status = exchanged.Wait();
+      EXPECT_THAT(Text(status), HasSubstr(abort ? "generation 8 begins" : "no gradient"));
+      EXPECT_EQ(array.Now(), values);
+      EXPECT_EQ(staged[r].traffic().Get(CollectiveOp::kSend, Phase::kForward), 0);
+      EXPECT_FALSE(staged[r].Barrier(Info()).Wait().ok()) << "unusable from now on";
+    });
+  }
 }
 
 TEST(Staged, AbortEndsWhatIsOnItsWayAndLeavesItsMemoryAlone) {
@@ -300,6 +405,10 @@ TEST(Staged, WrongArgumentsAreRefusedByName) {
   }
   EXPECT_EQ(refused([](Communicator& c) { return c.Send(nullptr, 0, 0, Info()); }).code(),
             absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Text(refused([](Communicator& c) {
+                return c.Exchange({{.send = true, .bytes = -1}}, Info());
+              })),
+              HasSubstr("bytes is -1"));
 }
 
 // Ends every operation at once, whatever it should start after.
@@ -323,6 +432,9 @@ class Hasty : public Communicator {
     return over();
   }
   Event Recv(void*, int64_t, int, const CollectiveInfo&, const Event&) override { return over(); }
+  Event Exchange(std::vector<Message>, const CollectiveInfo&, const Event&) override {
+    return over();
+  }
   Event Barrier(const CollectiveInfo&) override { return over(); }
   absl::Status AllGatherHost(void*, int64_t, const CollectiveInfo&) override { return status_; }
   void Abort(const std::string&) override {}

@@ -8,8 +8,10 @@
 
 namespace zeroshard {
 
+// Of the call's element of a sample.
 inline double DropoutFactor(const DropoutArgs& args, int64_t sample, int64_t element) {
   if (args.rate == 0) return 1;
+  element += args.first_element;
   const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
   const auto high = [](uint64_t x) { return static_cast<uint32_t>(x >> 32); };
   const auto s = static_cast<uint64_t>(sample), block = static_cast<uint64_t>(element) / 4;

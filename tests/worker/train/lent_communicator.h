@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "worker/comm/communicator.h"
 
@@ -37,6 +38,10 @@ class LentCommunicator : public Communicator {
   Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
              const Event& after) override {
     return owned_.Recv(buffer, bytes, peer, info, after);
+  }
+  Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                 const Event& after) override {
+    return owned_.Exchange(std::move(messages), info, after);
   }
   Event Barrier(const CollectiveInfo& info) override { return owned_.Barrier(info); }
   absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override {

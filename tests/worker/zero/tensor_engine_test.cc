@@ -31,6 +31,7 @@ constexpr int kSteps = 3;
 struct MeshCase {
   std::string model;
   int data = 1, tensor = 2, stage = 0;
+  bool sequence_parallel = false;
 };
 void PrintTo(const MeshCase& c, std::ostream* out) { *out << c.model << " at stage " << c.stage; }
 
@@ -299,6 +300,7 @@ std::vector<MeshCase> MeshCases() {
     for (int stage = 0; stage <= 3; ++stage) {
       cases.push_back({model, 2, 2, stage});
       if (stage == 0 || stage == 3) cases.push_back({model, 1, 4, stage});
+      if (stage >= 2) cases.push_back({model, 4 - stage, 2, stage, /*sequence_parallel=*/true});
     }
   }
   return cases;
@@ -308,12 +310,14 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TensorEngineTest, testing::ValuesIn(MeshCases()
                          [](const auto& info) {
                            const MeshCase& c = info.param;
                            return absl::StrCat(c.model, "_data", c.data, "_tensor", c.tensor,
-                                               "_stage", c.stage);
+                                               "_stage", c.stage,
+                                               c.sequence_parallel ? "_sequence" : "");
                          });
 
 TEST_P(TensorEngineTest, NormsAndWeightsAreThoseOfOneProcess) {
   const MeshCase& c = GetParam();
-  const ModelTable full = *MakeModelTable(SpecOf(c.model));
+  ModelTable full = *MakeModelTable(SpecOf(c.model));
+  full.config.sequence_parallel = c.sequence_parallel;
   const Outcome alone = Train(full, {}, c.stage);
   const Outcome mesh = Train(full, {.pipeline = 1, .data = c.data, .tensor = c.tensor}, c.stage);
   for (int step = 0; step < kSteps; ++step) {

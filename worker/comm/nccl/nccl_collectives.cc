@@ -238,18 +238,31 @@ absl::Status NcclCommunicator::PutBroadcast(void* buffer, int64_t bytes, int roo
 }
 
 absl::Status NcclCommunicator::PutSend(const void* buffer, int64_t bytes, int peer) {
-  ZS_RETURN_IF_ERROR(CheckMessage(bytes, peer, rank_, size_));
-  if (bytes == 0) return absl::OkStatus();
-  return queue_->Group([&](NcclComm* comm) {
-    return api_->Send(buffer, bytes, DType::kU8, peer, comm, queue_->stream());
-  });
+  return PutExchange(
+      {{.send = true, .buffer = const_cast<void*>(buffer), .bytes = bytes, .peer = peer}});
 }
 
 absl::Status NcclCommunicator::PutRecv(void* buffer, int64_t bytes, int peer) {
-  ZS_RETURN_IF_ERROR(CheckMessage(bytes, peer, rank_, size_));
-  if (bytes == 0) return absl::OkStatus();
+  return PutExchange({{.buffer = buffer, .bytes = bytes, .peer = peer}});
+}
+
+// In a group none waits for another, and those of a pair and direction match in order.
+absl::Status NcclCommunicator::PutExchange(const std::vector<Message>& messages) {
+  bool any = false;
+  for (const Message& m : messages) {
+    ZS_RETURN_IF_ERROR(CheckMessage(m.bytes, m.peer, rank_, size_));
+    any |= m.bytes > 0;
+  }
+  if (!any) return absl::OkStatus();
   return queue_->Group([&](NcclComm* comm) {
-    return api_->Receive(buffer, bytes, DType::kU8, peer, comm, queue_->stream());
+    NcclResult result = NcclResult::kSuccess;
+    for (const Message& m : messages) {
+      if (m.bytes == 0) continue;  // at both ends
+      Then(&result,
+           m.send ? api_->Send(m.buffer, m.bytes, DType::kU8, m.peer, comm, queue_->stream())
+                  : api_->Receive(m.buffer, m.bytes, DType::kU8, m.peer, comm, queue_->stream()));
+    }
+    return result;
   });
 }
 

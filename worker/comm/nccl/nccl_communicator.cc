@@ -103,6 +103,19 @@ Event NcclCommunicator::Recv(void* buffer, int64_t bytes, int peer, const Collec
       "recv", info, after, [=, this] { return PutRecv(buffer, bytes, peer); }, nullptr);
 }
 
+Event NcclCommunicator::Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                                 const Event& after) {
+  std::vector<std::function<void()>> counts;
+  for (const Message& m : messages)
+    if (m.send) counts.push_back(Count(CollectiveOp::kSend, m.phase, m.bytes));
+  return Enqueue(
+      "exchange", info, after,
+      [this, messages = std::move(messages)] { return PutExchange(messages); },
+      [counts = std::move(counts)] {
+        for (const std::function<void()>& count : counts) count();
+      });
+}
+
 Event NcclCommunicator::Barrier(const CollectiveInfo& info) {
   return Enqueue(
       "barrier", info, {}, [this] { return PutBarrier(); }, nullptr);

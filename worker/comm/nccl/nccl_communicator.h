@@ -57,6 +57,9 @@ class NcclCommunicator : public Communicator {
              const Event& after) override;
   Event Recv(void* buffer, int64_t bytes, int peer, const CollectiveInfo& info,
              const Event& after) override;
+  // One group of NCCL's.
+  Event Exchange(std::vector<Message> messages, const CollectiveInfo& info,
+                 const Event& after) override;
   Event Barrier(const CollectiveInfo& info) override;
   absl::Status AllGatherHost(void* buffer, int64_t bytes, const CollectiveInfo& info) override;
   absl::StatusOr<Registration> Register(void* data, size_t bytes) override;
@@ -89,6 +92,7 @@ class NcclCommunicator : public Communicator {
   absl::Status PutBroadcast(void* buffer, int64_t bytes, int root);
   absl::Status PutSend(const void* buffer, int64_t bytes, int peer);
   absl::Status PutRecv(void* buffer, int64_t bytes, int peer);
+  absl::Status PutExchange(const std::vector<Message>& messages);
   absl::Status PutBarrier();
   absl::Status PutHostGather(int64_t bytes);
 

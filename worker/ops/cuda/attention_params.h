@@ -105,12 +105,13 @@ class DropoutOfSample {
       : rule_(p.dropout),
         stream_(DropoutStreamOf(rule_, static_cast<uint64_t>(p.first_sample + sample))) {}
 
+  // Elements of the call.
   ZS_HOST_DEVICE float Factor(int64_t element) const {
-    return DropoutFactor(rule_, stream_, static_cast<uint64_t>(element));
+    return DropoutFactor(rule_, stream_, InMask(element));
   }
   // Of two neighbours, which mostly share a block.
   ZS_HOST_DEVICE void FactorsOfTwo(int64_t element, float* factors) const {
-    const auto index = static_cast<uint64_t>(element);
+    const uint64_t index = InMask(element);
     float block[4];
     DropoutFactors(rule_, stream_, index / 4, block);
     const uint64_t word = index % 4;  // selects, so that the block stays in registers
@@ -120,6 +121,10 @@ class DropoutOfSample {
   }
 
  private:
+  ZS_HOST_DEVICE uint64_t InMask(int64_t element) const {
+    return rule_.first_element + static_cast<uint64_t>(element);
+  }
+
   const DropoutRule& rule_;
   const DropoutStream stream_;
 };

@@ -6,10 +6,9 @@
 namespace zeroshard::cuda {
 namespace {
 
-template <class T>
+template <class Finish>
 __global__ void __launch_bounds__(kJoinColumns* kJoinParts)
-    JoinKernel(ChunkSums in, int64_t chunks, const T* logits, const int32_t* targets, int64_t rows,
-               float* losses, ColumnScales out) {
+    JoinKernel(ChunkSums in, int64_t chunks, int64_t rows, Finish finish) {
   __shared__ float maxima[kJoinParts][kJoinColumns], sums[kJoinParts][kJoinColumns];
   const int64_t col = int64_t{blockIdx.x} * kJoinColumns + threadIdx.x;
   OnlineSum total;
@@ -21,7 +20,16 @@ __global__ void __launch_bounds__(kJoinColumns* kJoinParts)
   for (int part = 1; part < kJoinParts; ++part) {
     total = Join(total, {maxima[part][threadIdx.x], sums[part][threadIdx.x]});
   }
-  FinishColumn(total, logits, targets, rows, col, losses, out);
+  finish(total, col);
+}
+
+template <class Finish>
+absl::Status LaunchJoin(cudaStream_t stream, const char* what, const ChunkSums& in, int64_t chunks,
+                        int64_t rows, const Finish& finish) {
+  const dim3 threads(kJoinColumns, kJoinParts);
+  JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), threads, 0, stream>>>(
+      in, chunks, rows, finish);
+  return LaunchStatus(what);
 }
 
 constexpr int kLossThreads = 256;
@@ -78,13 +86,53 @@ absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_
     const bool aligned = rows % kPack == 0 && AreAligned(v, rows, {logits, workspace});
     ZS_RETURN_IF_ERROR(LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
                                   chunks, rows, aligned));
-    JoinKernel<<<static_cast<unsigned>(CeilDiv(rows, kJoinColumns)), dim3(kJoinColumns, kJoinParts),
-                 0, stream>>>(space.chunks, chunks, typed, targets, rows, losses, space.columns);
-    ZS_RETURN_IF_ERROR(LaunchStatus(kWhat));
+    ZS_RETURN_IF_ERROR(LaunchJoin(stream, kWhat, space.chunks, chunks, rows,
+                                  FinishLosses<T>{typed, targets, rows, losses, space.columns}));
     if (gradient_scale == 0) return absl::OkStatus();
     return LaunchEach(stream, kWhat,
                       SoftmaxGradOp<T>{typed, targets, rows, v, gradient_scale, space.columns},
                       chunks, rows, aligned);
+  });
+}
+
+absl::Status SoftmaxPart(cudaStream_t stream, const void* logits, const int32_t* local_targets,
+                         int64_t rows, int64_t v, DType dtype, float* part, void* workspace) {
+  if (rows <= 0) return absl::OkStatus();
+  constexpr const char* kWhat = "SoftmaxPart";
+  return ForType(dtype, kWhat, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const auto* const typed = static_cast<const T*>(logits);
+    const int64_t chunks = CeilDiv(v, kVocabularyChunk);  // 0 where all rows are padding
+    const Workspace space = SpaceOf(workspace, rows, chunks);
+    const bool aligned = rows % kPack == 0 && AreAligned(v, rows, {logits, workspace});
+    ZS_RETURN_IF_ERROR(LaunchEach(stream, kWhat, ChunkSumsOp<T>{typed, rows, v, space.chunks},
+                                  chunks, rows, aligned));
+    return LaunchJoin(stream, kWhat, space.chunks, chunks, rows,
+                      FinishPart<T>{typed, local_targets, rows, part});
+  });
+}
+
+absl::Status CrossEntropyOfParts(cudaStream_t stream, const float* parts, int ranks, void* logits,
+                                 const int32_t* targets, const int32_t* local_targets, int64_t rows,
+                                 int64_t v, DType dtype, float gradient_scale, float* losses,
+                                 void* workspace) {
+  constexpr const char* kWhat = "CrossEntropyOfParts";
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kWhat, ": parts of ", ranks, " ranks; wanted 1 or more"));
+  }
+  if (rows <= 0) return absl::OkStatus();
+  return ForType(dtype, kWhat, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    auto* const typed = static_cast<T*>(logits);
+    const ColumnScales columns = SpaceOf(workspace, rows, 0).columns;
+    ZS_RETURN_IF_ERROR(LaunchOneByOne(
+        stream, kWhat, JoinPartsOp{parts, ranks, targets, rows, losses, columns}, rows));
+    if (gradient_scale == 0) return absl::OkStatus();
+    return LaunchEach(stream, kWhat,
+                      SoftmaxGradOp<T>{typed, local_targets, rows, v, gradient_scale, columns},
+                      CeilDiv(v, kVocabularyChunk), rows,
+                      rows % kPack == 0 && AreAligned(v, rows, {logits, workspace}));
   });
 }
 

@@ -5,6 +5,8 @@
 //             calculation for softmax", algorithm 3)
 //   join      joins a column's chunks in a fixed order, and writes its loss
 //   gradient  replaces a chunk's logits by softmax - onehot
+// Where the vocabulary is split over tensor ranks, `join` writes what a rank adds to the softmax,
+// and a kernel over the columns (`parts`) joins the ranks' parts and writes the losses.
 #pragma once
 
 #include <cstdint>
@@ -101,29 +103,97 @@ struct ColumnScales {
       scales;  // of exp(logit - maximum); 0 where there is no target, NaN where one is not finite
 };
 
-// Of a column whose chunks are all joined.
+// The target's logit; 0 where there is none.
 template <class T>
-ZS_HOST_DEVICE void FinishColumn(const OnlineSum& total, const T* logits, const int32_t* targets,
-                                 int64_t rows, int64_t col, float* losses,
-                                 const ColumnScales& out) {
-  const int32_t target = targets[col];
+ZS_HOST_DEVICE float TargetLogit(const T* logits, int32_t target, int64_t rows, int64_t col) {
+  return target < 0 ? 0.0f : Element<T>::Widen(logits[target * rows + col]);
+}
+
+// Of a column whose sum over the whole vocabulary is there.
+ZS_HOST_DEVICE void FinishColumn(const OnlineSum& total, float target_logit, bool has_target,
+                                 int64_t col, float* losses, const ColumnScales& out) {
   out.maxima[col] = total.max;
-  if (target < 0) {
+  if (!has_target) {
     losses[col] = 0;
     out.scales[col] = 0;
     return;
   }
-  const float logit = Element<T>::Widen(logits[target * rows + col]);
-  losses[col] = static_cast<float>(static_cast<double>(total.max) - static_cast<double>(logit) +
-                                   log(static_cast<double>(total.sum)));
+  losses[col] =
+      static_cast<float>(static_cast<double>(total.max) - static_cast<double>(target_logit) +
+                         log(static_cast<double>(total.sum)));
   out.scales[col] = Divide(1.0f, total.sum);
 }
+
+// What `join` does with a column whose chunks are all joined: it is the whole vocabulary.
+template <class T>
+struct FinishLosses {
+  const T* logits;
+  const int32_t* targets;
+  int64_t rows;
+  float* losses;
+  ColumnScales out;
+
+  ZS_HOST_DEVICE void operator()(const OnlineSum& total, int64_t col) const {
+    const int32_t target = targets[col];
+    FinishColumn(total, TargetLogit(logits, target, rows, col), target >= 0, col, losses, out);
+  }
+};
+
+// Or one rank's part of it: part [3, rows] is the maximum, the sum and the target's logit.
+template <class T>
+struct FinishPart {
+  const T* logits;
+  const int32_t* local_targets;
+  int64_t rows;
+  float* part;
+
+  ZS_HOST_DEVICE void operator()(const OnlineSum& total, int64_t col) const {
+    part[col] = total.max;
+    part[rows + col] = total.sum;
+    part[2 * rows + col] = TargetLogit(logits, local_targets[col], rows, col);
+  }
+};
+
+// Of all ranks' parts [ranks, 3, rows]. Joined in fp64, as on the CPU, and in rank order: every
+// rank gets the same bits.
+struct JoinPartsOp {
+  const float* parts;
+  int ranks;
+  const int32_t* targets;
+  int64_t rows;
+  float* losses;
+  ColumnScales out;
+
+  ZS_HOST_DEVICE void At(int64_t col) const {
+    OnlineSum total;
+    float target_logit = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      total.max = Larger(total.max, Of(rank, 0, col));
+      target_logit += Of(rank, 2, col);
+    }
+    double sum = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const float part = Of(rank, 1, col);
+      if (part == 0) continue;  // all of its rows are padding: no maximum
+      const double shrink =
+          exp(static_cast<double>(Of(rank, 0, col)) - static_cast<double>(total.max));
+      sum += static_cast<double>(part) * shrink;
+    }
+    total.sum = static_cast<float>(sum);
+    FinishColumn(total, target_logit, targets[col] >= 0, col, losses, out);
+  }
+
+ private:
+  ZS_HOST_DEVICE float Of(int rank, int which, int64_t col) const {
+    return parts[(int64_t{rank} * 3 + which) * rows + col];
+  }
+};
 
 // Row = chunk.
 template <class T>
 struct SoftmaxGradOp {
   T* logits;
-  const int32_t* targets;
+  const int32_t* targets;  // rows of these logits, or -1
   int64_t rows, v;
   float gradient_scale;
   ColumnScales columns;

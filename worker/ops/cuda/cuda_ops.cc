@@ -6,7 +6,6 @@
 #include "common/status_macros.h"
 #include "worker/device/cuda/make_cuda_device.h"
 #include "worker/ops/cuda/attention.h"
-#include "worker/ops/cuda/dropout_mask.h"
 #include "worker/ops/cuda/vector_ops.h"
 
 namespace zeroshard {
@@ -69,7 +68,6 @@ absl::Status CudaOps::MatmulGeluBackward(const MatmulArgs& args, const void* x) 
 
 absl::Status CudaOps::AttentionForward(const AttentionArgs& args, void* out, float* lse) {
   ZS_RETURN_IF_ERROR(CheckType(args.dtype));
-  ZS_RETURN_IF_ERROR(CheckWholeMask(args.dropout));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   return cuda::AttentionForward(stream, args, out, lse);
 }
@@ -78,7 +76,6 @@ absl::Status CudaOps::AttentionBackward(const AttentionArgs& args, const void* o
                                         const void* d_out, const float* lse, void* d_q, void* d_k,
                                         void* d_v) {
   ZS_RETURN_IF_ERROR(CheckType(args.dtype));
-  ZS_RETURN_IF_ERROR(CheckWholeMask(args.dropout));
   ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
   ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(AttentionBackwardWorkspace(args)));
   return cuda::AttentionBackward(stream, args, out, d_out, lse, d_q, d_k, d_v, scratch);
@@ -227,6 +224,35 @@ void CudaOps::CrossEntropyColumns(void* logits, const int32_t* targets, int64_t 
     return cuda::CrossEntropyColumns(stream, logits, targets, rows, v, dtype, gradient_scale,
                                      losses, scratch);
   });
+}
+
+absl::Status CudaOps::LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end,
+                               int32_t* local) {
+  ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
+  return cuda::LocalIds(stream, ids, n, begin, end, local);
+}
+
+absl::Status CudaOps::LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols,
+                                 DType dtype, void* y) {
+  ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
+  return cuda::LookupRows(stream, local, table, n, cols, dtype, y);
+}
+
+absl::Status CudaOps::SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows,
+                                  int64_t v, DType dtype, float* part) {
+  ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
+  ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(CrossEntropyWorkspace(rows, v)));
+  return cuda::SoftmaxPart(stream, logits, local_targets, rows, v, dtype, part, scratch);
+}
+
+absl::Status CudaOps::CrossEntropyOfParts(const float* parts, int ranks, void* logits,
+                                          const int32_t* targets, const int32_t* local_targets,
+                                          int64_t rows, int64_t v, DType dtype,
+                                          float gradient_scale, float* losses) {
+  ZS_ASSIGN_OR_RETURN(const cudaStream_t stream, Stream());
+  ZS_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(CrossEntropyWorkspace(rows, v)));
+  return cuda::CrossEntropyOfParts(stream, parts, ranks, logits, targets, local_targets, rows, v,
+                                   dtype, gradient_scale, losses, scratch);
 }
 
 void CudaOps::Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) {

@@ -79,6 +79,16 @@ class CudaOps : public Ops {
                         void* d_pos) override;
   void CrossEntropyColumns(void* logits, const int32_t* targets, int64_t rows, int64_t v,
                            DType dtype, float gradient_scale, float* losses) override;
+  absl::Status LocalIds(const int32_t* ids, int64_t n, int64_t begin, int64_t end,
+                        int32_t* local) override;
+  absl::Status LookupRows(const int32_t* local, const void* table, int64_t n, int64_t cols,
+                          DType dtype, void* y) override;
+  absl::Status SoftmaxPart(const void* logits, const int32_t* local_targets, int64_t rows,
+                           int64_t v, DType dtype, float* part) override;
+  absl::Status CrossEntropyOfParts(const float* parts, int ranks, void* logits,
+                                   const int32_t* targets, const int32_t* local_targets,
+                                   int64_t rows, int64_t v, DType dtype, float gradient_scale,
+                                   float* losses) override;
   void Convert(const void* in, DType in_type, int64_t n, void* out, DType out_type) override;
   void AccumulateF32(const void* x, DType dtype, int64_t n, bool accumulate, float* acc) override;
   void AdamW(const AdamWArgs& args, int64_t n, const void* grad, DType grad_type, float* master,

@@ -6,7 +6,6 @@ namespace zeroshard::cuda {
 
 absl::Status Dropout(cudaStream_t stream, const DropoutArgs& args, const void* x, int64_t batch,
                      int64_t per_sample, DType dtype, void* y) {
-  if (absl::Status status = CheckWholeMask(args); !status.ok()) return status;
   if (DropoutThreshold(args) == 0) return Convert(stream, x, dtype, batch * per_sample, y, dtype);
   return ForType(dtype, "Dropout", [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -14,7 +13,8 @@ absl::Status Dropout(cudaStream_t stream, const DropoutArgs& args, const void* x
                           static_cast<const T*>(x), static_cast<T*>(y)};
     // A sample's key costs a thread half as much as a pack: drawn once for four.
     return LaunchEach(stream, "Dropout", op, batch, per_sample,
-                      AreAligned(batch, per_sample, {x, y}), /*packs_a_thread=*/4);
+                      BeginsBlock(op.rule) && AreAligned(batch, per_sample, {x, y}),
+                      /*packs_a_thread=*/4);
   });
 }
 

@@ -8,7 +8,7 @@
 
 namespace zeroshard::cuda {
 
-// Row = sample. y may be x.
+// Row = sample. y may be x. Packs only where the call's first element begins a block of the mask.
 template <class T>
 struct DropoutOp {
   DropoutRule rule;
@@ -21,7 +21,7 @@ struct DropoutOp {
     const DropoutStream stream = DropoutStreamOf(rule, static_cast<uint64_t>(first_sample + row));
     mine.Each([&](auto width, int64_t col) {
       constexpr int N = decltype(width)::value;
-      const auto element = static_cast<uint64_t>(col);
+      const uint64_t element = rule.first_element + static_cast<uint64_t>(col);
       float v[N];
       Load<N>(x + row * per_sample + col, v);
       if constexpr (N == 1) {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "common/kernels/philox.h"
 #include "worker/ops/cuda/host_device.h"
 #include "worker/ops/ops.h"
@@ -18,22 +17,15 @@ struct DropoutRule {
   cpu::PhiloxKey seed;
   uint64_t step;
   uint32_t site;
-  uint32_t last_dropped;  // the largest word that drops its element
-  float scale;            // of an element that is kept
+  uint32_t last_dropped;   // the largest word that drops its element
+  float scale;             // of an element that is kept
+  uint64_t first_element;  // of the mask, that the call's first one is
 };
 
 // Words below it are dropped. 0: there is no mask, and nothing else here is called.
 inline uint64_t DropoutThreshold(const DropoutArgs& args) {
   const double rate = std::clamp(static_cast<double>(args.rate), 0.0, 1.0);
   return static_cast<uint64_t>(std::llround(rate * 0x1p32));
-}
-
-// These kernels draw masks of whole tensors.
-inline absl::Status CheckWholeMask(const DropoutArgs& args) {
-  if (args.first_element == 0 || DropoutThreshold(args) == 0) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "dropout of a part of a tensor on CUDA; wanted parallel.tensor: 1, dropout rates of 0, or "
-      "workers on CPUs");
 }
 
 inline DropoutRule DropoutRuleOf(const DropoutArgs& args) {
@@ -43,8 +35,12 @@ inline DropoutRule DropoutRuleOf(const DropoutArgs& args) {
           .step = args.step,
           .site = args.site,
           .last_dropped = static_cast<uint32_t>(threshold - 1),
-          .scale = all ? 0.0f : static_cast<float>(1.0 / (1.0 - static_cast<double>(args.rate)))};
+          .scale = all ? 0.0f : static_cast<float>(1.0 / (1.0 - static_cast<double>(args.rate))),
+          .first_element = static_cast<uint64_t>(args.first_element)};
 }
+
+// Whether four elements of the call that begin at a multiple of four are one block of the mask.
+inline bool BeginsBlock(const DropoutRule& rule) { return rule.first_element % 4 == 0; }
 
 // The mask of one sample.
 struct DropoutStream {
@@ -60,7 +56,7 @@ ZS_HOST_DEVICE DropoutStream DropoutStreamOf(const DropoutRule& rule, uint64_t s
   return {{stream[0], stream[1]}, {stream[2] ^ rule.site, stream[3]}};
 }
 
-// factors[i] = 0 or rule.scale, of elements 4 * block + i.
+// factors[i] = 0 or rule.scale, of the mask's elements 4 * block + i.
 ZS_HOST_DEVICE void DropoutFactors(const DropoutRule& rule, const DropoutStream& stream,
                                    uint64_t block, float (&factors)[4]) {
   const cpu::PhiloxCounter words =
@@ -70,6 +66,7 @@ ZS_HOST_DEVICE void DropoutFactors(const DropoutRule& rule, const DropoutStream&
   for (unsigned i = 0; i < 4; ++i) factors[i] = words[i] > rule.last_dropped ? rule.scale : 0.0f;
 }
 
+// Of the mask's element.
 ZS_HOST_DEVICE float DropoutFactor(const DropoutRule& rule, const DropoutStream& stream,
                                    uint64_t element) {
   float factors[4];

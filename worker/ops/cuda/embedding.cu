@@ -10,8 +10,6 @@
 namespace zeroshard::cuda {
 namespace {
 
-constexpr int kTokenBits = 31;  // tokens are not negative
-
 // The workspace of EmbeddingBackwardRows.
 struct Scratch {
   int32_t* numbers;
@@ -76,6 +74,21 @@ absl::Status EmbeddingForward(cudaStream_t stream, const int32_t* tokens, const 
                          cols,   static_cast<T*>(y)};
     const bool aligned = cols % kPack == 0 && AreAligned(batch * seq, cols, {tok, pos, y});
     return LaunchEach(stream, "EmbeddingForward", op, batch * seq, cols, aligned);
+  });
+}
+
+absl::Status LocalIds(cudaStream_t stream, const int32_t* ids, int64_t n, int64_t begin,
+                      int64_t end, int32_t* local) {
+  return LaunchOneByOne(stream, "LocalIds", LocalIdOp{ids, begin, end, local}, n);
+}
+
+absl::Status LookupRows(cudaStream_t stream, const int32_t* local, const void* table, int64_t n,
+                        int64_t cols, DType dtype, void* y) {
+  return ForType(dtype, "LookupRows", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const LookupRowsOp<T> op{local, static_cast<const T*>(table), cols, static_cast<T*>(y)};
+    const bool aligned = cols % kPack == 0 && AreAligned(n, cols, {table, y});
+    return LaunchEach(stream, "LookupRows", op, n, cols, aligned);
   });
 }
 

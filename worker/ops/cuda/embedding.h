@@ -38,8 +38,48 @@ struct LookupOp {
   }
 };
 
-// The gradient's rows. `sorted` are the tokens in rising order, `places` where each was (rising
-// within a token, as the sort is stable); token number d has places[starts[d]] up to
+// Token table rows of one tensor rank.
+struct LocalIdOp {
+  const int32_t* ids;
+  int64_t begin, end;
+  int32_t* local;
+
+  ZS_HOST_DEVICE void At(int64_t i) const {
+    const int64_t id = ids[i];
+    local[i] = id >= begin && id < end ? static_cast<int32_t>(id - begin) : -1;
+  }
+};
+
+// Row = token; zeros where it is -1.
+template <class T>
+struct LookupRowsOp {
+  const int32_t* local;
+  const T* table;
+  int64_t cols;
+  T* y;
+
+  template <class Cols>
+  ZS_HOST_DEVICE void Row(int64_t row, const Cols& mine) const {
+    const int64_t id = local[row];
+    T* const out = y + row * cols;
+    mine.Each([&](auto width, int64_t col) {
+      constexpr int N = decltype(width)::value;
+      if (id >= 0) {
+        CopyElements<N>(table + id * cols + col, out + col);
+      } else {
+        const float zeros[N] = {};
+        Store<N>(zeros, out + col);
+      }
+    });
+  }
+};
+
+// The bits by which tokens are sorted: all but the sign, so that -1, which is of another rank,
+// comes last.
+inline constexpr int kTokenBits = 31;
+
+// The gradient's rows. `sorted` are the tokens in rising order, -1 behind them, `places` where each
+// was (rising within a token, as the sort is stable); token number d has places[starts[d]] up to
 // places[starts[d + 1]].
 struct NumberOp {
   int32_t* places;
@@ -48,7 +88,7 @@ struct NumberOp {
 };
 
 ZS_HOST_DEVICE bool IsFirst(const int32_t* sorted, int64_t i) {
-  return i == 0 || sorted[i] != sorted[i - 1];
+  return sorted[i] >= 0 && (i == 0 || sorted[i] != sorted[i - 1]);
 }
 
 struct MarkFirstOp {
@@ -73,7 +113,8 @@ struct StartsOp {
       starts[ranks[i] - 1] = static_cast<int32_t>(i);
     }
     if (i >= distinct) ids[i] = -1;
-    if (i == count - 1) starts[distinct] = static_cast<int32_t>(count);
+    const bool is_last = sorted[i] >= 0 && (i == count - 1 || sorted[i + 1] < 0);
+    if (is_last) starts[distinct] = static_cast<int32_t>(i + 1);
   }
 };
 

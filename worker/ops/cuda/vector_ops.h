@@ -17,8 +17,8 @@
 //   and may be shared by all calls on one stream.
 //
 // Against the CPU's kernels (worker/ops/vector_ops.h): bit-identical but for LayerNormForward,
-// RmsNormForward, the norms' dx, the activations and CrossEntropyColumns, whose sums have another
-// order or whose exponential is the GPU's (exp.h gives its bound).
+// RmsNormForward, the norms' dx, the activations, CrossEntropyColumns and its two parts, whose sums
+// have another order or whose exponential is the GPU's (exp.h gives its bound).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -88,10 +88,23 @@ absl::Status EmbeddingBackwardRows(cudaStream_t stream, const void* dy, const in
 absl::Status PositionBackward(cudaStream_t stream, const void* dy, int64_t batch, int64_t seq,
                               int64_t cols, DType dtype, void* d_pos, void* workspace);
 
+absl::Status LocalIds(cudaStream_t stream, const int32_t* ids, int64_t n, int64_t begin,
+                      int64_t end, int32_t* local);
+absl::Status LookupRows(cudaStream_t stream, const int32_t* local, const void* table, int64_t n,
+                        int64_t cols, DType dtype, void* y);
+
+// Of these three.
 int64_t CrossEntropyWorkspace(int64_t rows, int64_t v);
 absl::Status CrossEntropyColumns(cudaStream_t stream, void* logits, const int32_t* targets,
                                  int64_t rows, int64_t v, DType dtype, float gradient_scale,
                                  float* losses, void* workspace);
+absl::Status SoftmaxPart(cudaStream_t stream, const void* logits, const int32_t* local_targets,
+                         int64_t rows, int64_t v, DType dtype, float* part, void* workspace);
+// INVALID_ARGUMENT where there is no rank.
+absl::Status CrossEntropyOfParts(cudaStream_t stream, const float* parts, int ranks, void* logits,
+                                 const int32_t* targets, const int32_t* local_targets, int64_t rows,
+                                 int64_t v, DType dtype, float gradient_scale, float* losses,
+                                 void* workspace);
 absl::Status AddLosses(cudaStream_t stream, const float* losses, const int32_t* targets,
                        int64_t rows, double* sum);
 

@@ -155,8 +155,14 @@ std::vector<int32_t> Starts(int64_t batch, int64_t seq, const std::vector<int64_
   }
   return starts;
 }
-DropoutArgs Drop(float rate) {
-  return {.rate = rate, .seed = 0x123456789ABCDEF, .step = 77, .site = 5, .first_sample = 1000};
+// `first_element`: a tensor rank's, which has other heads before its own.
+DropoutArgs Drop(float rate, int64_t first_element = 0) {
+  return {.rate = rate,
+          .seed = 0x123456789ABCDEF,
+          .step = 77,
+          .site = 5,
+          .first_sample = 1000,
+          .first_element = first_element};
 }
 
 class CudaAttention : public testing::TestWithParam<Shape> {
@@ -213,13 +219,15 @@ INSTANTIATE_TEST_SUITE_P(Dropout, CudaAttention,
                                          Shape{1, 131, 2, 1, 64, true, Starts(1, 131, {100, 20}),
                                                Drop(0.1f)},
                                          Shape{1, 66, 1, 1, 128, true, {}, Drop(0.3f)},
-                                         Shape{1, 20, 1, 1, 16, true, {}, Drop(1.0f)}),
+                                         Shape{1, 20, 1, 1, 16, true, {}, Drop(1.0f)},
+                                         Shape{1, 67, 2, 2, 32, true, {}, Drop(0.4f, 2)}),
                          NameOfShape);
 // What the tensor core kernels do not take.
 INSTANTIATE_TEST_SUITE_P(
     Plain, CudaAttention,
     testing::Values(Shape{2, 35, 3, 3, 7, true}, Shape{1, 49, 2, 1, 136, false},
-                    Shape{1, 70, 2, 2, 5, true, Starts(1, 70, {33, 9}), Drop(0.2f)}),
+                    Shape{1, 70, 2, 2, 5, true, Starts(1, 70, {33, 9}), Drop(0.2f)},
+                    Shape{1, 33, 2, 2, 5, true, {}, Drop(0.2f, 3)}),
     NameOfShape);
 
 // Key 0 of one head is seen by all 16 queries: with gradients of 60000 its value's is 60000 times

@@ -114,7 +114,7 @@ void RunCrossEntropy(T* logits, const int32_t* targets, int64_t rows, int64_t v,
     OnlineSum total = JoinChunks(parts, rows, chunks, col, 0);
     for (int part = 1; part < kJoinParts; ++part)
       total = Join(total, JoinChunks(parts, rows, chunks, col, part));
-    FinishColumn(total, logits, targets, rows, col, losses, columns);
+    FinishLosses<T>{logits, targets, rows, losses, columns}(total, col);
   }
   if (gradient_scale == 0) return;
   RunEach(SoftmaxGradOp<T>{logits, targets, rows, v, gradient_scale, columns}, chunks, rows,

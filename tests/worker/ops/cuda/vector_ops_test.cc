@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <utility>
 
 #include "common/kernels/adamw.h"
 #include "common/kernels/convert.h"
@@ -272,6 +273,27 @@ TEST(CudaDropoutTest, TheMaskIsTheCpus) {
   });
 }
 
+// A part may begin within a block of the mask, where packs are not drawn.
+TEST(CudaDropoutTest, APartOfATensorHasTheMaskOfTheWhole) {
+  ForEachType([](auto element, DType dtype) {
+    using T = decltype(element);
+    for (const int64_t first : {int64_t{4}, int64_t{3}, int64_t{1022}, int64_t{1} << 34}) {
+      for (const bool aligned : {false, true}) {
+        const int64_t batch = 3, per_sample = 136, n = batch * per_sample;
+        const DropoutArgs args{.rate = 0.3f, .seed = 5, .step = 9, .first_element = first};
+        const DropoutRule rule = DropoutRuleOf(args);
+        EXPECT_EQ(BeginsBlock(rule), first % 4 == 0);
+        if (aligned && !BeginsBlock(rule)) continue;
+        Array<T> x(RandomValues(n, 11)), y(n), wanted(n);
+        cpu::Dropout(args, x.data(), batch, per_sample, dtype, wanted.data(), 1);
+        RunEach(DropoutOp<T>{rule, args.first_sample, per_sample, x.data(), y.data()}, batch,
+                per_sample, aligned, 4);
+        ExpectSameBits(y, wanted, "dropped");
+      }
+    }
+  });
+}
+
 // Also where the block's number passes 32 bits.
 TEST(CudaDropoutTest, AnElementsFactorIsThatOfItsBlock) {
   const DropoutArgs args{.rate = 0.3f, .seed = 77, .step = 4, .site = 1};
@@ -371,9 +393,11 @@ void BackwardRows(const T* dy, const std::vector<int32_t>& tokens, int64_t cols,
   std::vector<int32_t> places(tokens.size()), sorted(tokens.size()), ranks(tokens.size()),
       starts(tokens.size() + 1);
   RunEach(OneByOne{NumberOp{places.data()}}, 1, count, false);
-  std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
-    return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
-  });
+  const auto key = [&](int32_t place) {
+    return static_cast<uint32_t>(tokens[static_cast<size_t>(place)]) & ((1u << kTokenBits) - 1);
+  };
+  std::stable_sort(places.begin(), places.end(),
+                   [&](int32_t a, int32_t b) { return key(a) < key(b); });
   for (size_t i = 0; i < tokens.size(); ++i) sorted[i] = tokens[static_cast<size_t>(places[i])];
   RunEach(OneByOne{MarkFirstOp{sorted.data(), ranks.data()}}, 1, count, false);
   std::inclusive_scan(ranks.begin(), ranks.end(), ranks.begin());
@@ -383,15 +407,22 @@ void BackwardRows(const T* dy, const std::vector<int32_t>& tokens, int64_t cols,
           count, cols, aligned);
 }
 
+// Where `others` every so-manieth token is another rank's.
 TEST(CudaEmbeddingTest, TheGradientsRowsAreTheCpus) {
   ForEachType([](auto element, DType dtype) {
     using T = decltype(element);
-    for (const int32_t vocabulary : {1, 30, 1000000}) {
+    for (const auto& [vocabulary, others] : {std::pair<int32_t, size_t>{1, 0},
+                                             {30, 0},
+                                             {1000000, 0},
+                                             {30, 3},
+                                             {1000000, 2},
+                                             {30, 1}}) {
       for (const int64_t cols : {1, 8, 65}) {
         for (const bool aligned : {false, true}) {
           if (aligned && cols % kPack != 0) continue;
           const int64_t batch = 2, seq = 61, count = batch * seq;
-          const auto tokens = RandomTokens(count, vocabulary, 16);
+          auto tokens = RandomTokens(count, vocabulary, 16);
+          for (size_t i = 0; others > 0 && i < tokens.size(); i += others) tokens[i] = -1;
           Array<T> dy(RandomValues(count * cols, 17)), rows(count * cols), wanted(count * cols);
           std::vector<int32_t> ids(tokens.size(), 12345), wanted_ids(tokens.size(), 54321);
           cpu::EmbeddingBackwardRows(dy.data(), tokens.data(), batch, seq, cols, dtype,
