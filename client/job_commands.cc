@@ -7,6 +7,7 @@
 #include "client/console.h"
 #include "client/job_file.h"
 #include "client/jobs_client.h"
+#include "client/mesh_view.h"
 #include "client/render.h"
 #include "client/resume.h"
 #include "client/watch.h"
@@ -61,6 +62,8 @@ absl::StatusOr<int> Submit(const CommandContext& context, const SubmitOptions& o
     *context.env->out << Shown(response.run_id(), kMostCell) << " submitted, "
                       << NameOf(status.state()) << (status.reason().empty() ? "" : ": ")
                       << Shown(status.reason()) << std::endl;
+    if (const std::string mesh = DescribeMesh(job.spec); !mesh.empty())
+      *context.env->out << "mesh: " << mesh << std::endl;
   }
   if (!options.wait) return kExitOk;
   return WatchToEnd(context, client.get(), response.run_id());

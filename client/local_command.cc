@@ -13,6 +13,7 @@
 #include "client/folder_lock.h"
 #include "client/job_file.h"
 #include "client/local_cluster.h"
+#include "client/mesh_view.h"
 #include "client/render.h"
 #include "client/resume.h"
 #include "client/watch.h"
@@ -208,6 +209,8 @@ absl::StatusOr<int> LocalRun::RunCluster(const v1::JobSpec& spec, LocalCluster* 
   Notice(absl::StrCat("starting a coordinator, ", workers_, workers_ == 1 ? " worker" : " workers",
                       " and ", stores_, stores_ == 1 ? " shard store" : " shard stores", " in ",
                       workdir_));
+  if (const std::string mesh = DescribeMesh(spec); !mesh.empty())
+    Notice(absl::StrCat("mesh: ", mesh));
   ZS_RETURN_IF_ERROR(cluster->StartCoordinator());
   ZS_ASSIGN_OR_RETURN(const auto client, JobsClient::Create(cluster->coordinator_address(),
                                                             context_.options.timeout()));

@@ -26,6 +26,7 @@ struct PlanOptions {
   std::vector<std::string> overrides;
   std::string parameters;
   int64_t sequence = 1024, vocab = 50257, micro_batch = 1, accumulation = 1;
+  int64_t batch = 0;  // sequences of a step; 0: accumulation says
   int replicas = 1;
   std::string type = "bf16";
 
@@ -35,7 +36,7 @@ struct PlanOptions {
   std::string network = "400Gbit", gpu_link = "450GB", host_link = "50GB";
   std::string host_speed = "200GB", nvme_speed = "10GB", peak = "989T";
   double peak_share = 0.4, link_share = 0.8;
-  bool meshes = true;
+  bool meshes = true, search = false;
 };
 
 template <typename T>
@@ -104,6 +105,12 @@ absl::Status FromParameters(const PlanOptions& o, PlanReport* report) {
   w.options.dtype = o.type == "fp32" ? DType::kF32 : o.type == "fp16" ? DType::kF16 : DType::kBF16;
   w.options.replicas = o.replicas;
   w.accumulation = o.accumulation;
+  if (o.batch % o.micro_batch != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--batch: seen ", o.batch,
+                                                   " sequences, wanted a multiple of the ",
+                                                   o.micro_batch, " of --micro-batch"));
+  }
+  w.micro_batches = o.batch / o.micro_batch;
   w.fetch_one_ahead = true;
   report->model = ModelInWords(w.model, absl::StrCat("a GPT-2 of about ", o.parameters));
   report->cluster.devices = o.gpus > 0 ? o.gpus : 8;
@@ -136,7 +143,13 @@ absl::Status FromJob(const CommandContext& context, const PlanOptions& o, PlanRe
                                  : OffloadTo::kCpu;
   c.offload_param = OffloadsParameters(spec);
   c.checkpointing = w.options.checkpointing;
-  c.data = workers;
+  const MeshCut cut = CutOf(spec);
+  c.tensor = cut.tensor;
+  c.pipeline = cut.pipeline;
+  c.virtual_stages = cut.virtual_stages;
+  c.sequence_parallel = cut.sequence_parallel;
+  c.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
+  c.data = workers / cut.Ranks();
   report->job = Evaluate(w, report->cluster, c);
   return absl::OkStatus();
 }
@@ -150,13 +163,17 @@ absl::StatusOr<int> Plan(const CommandContext& context, const PlanOptions& optio
   ZS_ASSIGN_OR_RETURN(report.cluster, ClusterOf(options));
   ZS_RETURN_IF_ERROR(options.file.empty() ? FromParameters(options, &report)
                                           : FromJob(context, options, &report));
-  FillReport(options.meshes, &report);
+  if (options.search) {
+    FillSearch(&report);
+  } else {
+    FillReport(options.meshes, &report);
+  }
   if (context.options.json()) {
     *context.env->out << JsonLine(ToJson(report)) << "\n";
   } else {
     *context.env->out << FormatReport(report);
   }
-  return report.smallest || (report.job && report.job->Fits()) ? kExitOk : kExitDoesNotFit;
+  return report.Fits() ? kExitOk : kExitDoesNotFit;
 }
 
 // What says something of the one kind of model is refused with the other, which would ignore it.
@@ -189,6 +206,12 @@ void AddModelOptions(CLI::App* plan, PlanOptions* o) {
          "Micro-batches of a rank and step, with --parameters; a pipeline has at least as many as "
          "stages",
          1 << 20);
+  plan->add_option("--batch", o->batch,
+                   "Sequences of a step over all ranks, with --parameters: every mesh is compared "
+                   "at the same batch")
+      ->check(CLI::Range(1, 1 << 24))
+      ->needs(parameters)
+      ->excludes("--accumulation");
   number("--replicas", &o->replicas, "Copies in the shard stores, with --parameters", 16);
   plan->add_option("--type", o->type, "What it computes in, with --parameters")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
@@ -223,8 +246,14 @@ void AddClusterOptions(CLI::App* plan, PlanOptions* o) {
   plan->add_option("--link-share", o->link_share, "Of every link's speed that is reached")
       ->check(CLI::Range(0.001, 1.0))
       ->capture_default_str();
-  plan->add_flag("!--no-meshes", o->meshes,
-                 "Data parallelism alone, which is what jobs can ask for today");
+  CLI::Option* const no_meshes =
+      plan->add_flag("!--no-meshes", o->meshes, "Data parallelism alone");
+  plan->add_flag("--search", o->search,
+                 "Instead: every mesh tensor x pipeline x data of exactly these devices and every "
+                 "ZeRO stage, those that fit, best first by predicted tokens a second, each with "
+                 "what its fullest rank holds and what a step is made of; and why the others do "
+                 "not fit")
+      ->excludes(no_meshes);
 }
 
 }  // namespace
@@ -239,7 +268,9 @@ void AddPlanCommand(CLI::App* app, CommandContext* context) {
       "(fewest devices; then without tensor and pipeline; then fewest bytes moved for a token) and "
       "about how long a step takes. Starts nothing and asks nobody.\n"
       "Exit code 0: something fits; 6: nothing does.\n"
-      "Example: zeroshard plan --parameters 175B --gpus 8 --gpu-memory 80GB --nvme 8TB",
+      "Examples: zeroshard plan --parameters 175B --gpus 8 --gpu-memory 80GB --nvme 8TB\n"
+      "          zeroshard plan --parameters 175B --gpus 1024 --batch 1536 --search\n"
+      "          zeroshard plan job.yaml --gpus 16 --search",
       [context, options] { return Plan(*context, *options); }, /*remote=*/false);
   AddModelOptions(plan, options.get());
   AddClusterOptions(plan, options.get());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/plan/capacity.h"
+#include "common/plan/mesh_search.h"
 #include "nlohmann/json.hpp"
 #include "zeroshard/v1/jobs.pb.h"
 
@@ -21,10 +22,17 @@ struct PlanReport {
   std::vector<Evaluation> data_parallel;  // on all devices
   std::vector<Evaluation> meshes;         // on all devices, the smallest that fits of each mesh
   std::optional<Evaluation> smallest;
+  std::optional<MeshSearch> search;  // of --search, in the place of the three above
+  // Of the job, or the best that was found, where it is a pipeline at stage 2 or 3: what both ways
+  // of zero_optimization.pipeline_gradients cost, sharded and full.
+  std::vector<Evaluation> gradients;
+  bool Fits() const;
 };
 
 // Evaluates everything; `meshes`: tensor and pipeline parallelism too.
 void FillReport(bool meshes, PlanReport* report);
+// Looks for the meshes that fit instead.
+void FillSearch(PlanReport* report);
 
 std::string FormatReport(const PlanReport& report);
 nlohmann::ordered_json ToJson(const PlanReport& report);

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "client/console.h"
+#include "client/mesh_view.h"
 
 namespace zeroshard {
 namespace {
@@ -278,12 +279,19 @@ std::string FormatStatus(const v1::JobStatus& status) {
   }
   rows.push_back({"workers", absl::StrCat(status.workers(), ", ZeRO stage ", status.stage(),
                                           ", generation ", status.generation())});
+  if (IsMesh(status.mesh())) {
+    rows.push_back(
+        {"mesh", absl::StrCat(DescribeMesh(status.mesh()), status.placement().empty() ? "" : "; ",
+                              status.placement())});
+  }
   rows.push_back({"submitted", WhenOf(status.submitted_unix_ms())});
   if (status.ended_unix_ms() != 0) rows.push_back({"ended", WhenOf(status.ended_unix_ms())});
   if (!status.weights_digest().empty()) rows.push_back({"weights", status.weights_digest()});
   if (!status.directory().empty()) rows.push_back({"directory", status.directory()});
   std::string text = FormatTable(rows);
 
+  if (const std::string mesh = FormatMesh(status); !mesh.empty())
+    absl::StrAppend(&text, "\n", mesh);
   if (!status.ranks().empty()) {
     rows = {{"RANK", "MEMBER", "HOST", "STEP", "PHASE", "HEARD"}};
     for (const v1::RankStatus& rank : status.ranks()) {

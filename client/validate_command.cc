@@ -7,6 +7,7 @@
 #include "client/command.h"
 #include "client/console.h"
 #include "client/job_file.h"
+#include "client/mesh_view.h"
 #include "client/render.h"
 #include "common/exit_codes.h"
 #include "common/plan/model_table.h"
@@ -37,6 +38,11 @@ std::string DescribeOffload(const v1::JobSpec& spec, const std::vector<v1::Shard
                       FormatBytes(pull), " from them in a step\n");
 }
 
+std::string MeshComment(const v1::JobSpec& spec) {
+  const std::string mesh = DescribeMesh(spec);
+  return mesh.empty() ? "" : absl::StrCat("# mesh: ", mesh, "\n");
+}
+
 absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOptions& options) {
   ZS_ASSIGN_OR_RETURN(
       const LoadedJob job,
@@ -63,7 +69,8 @@ absl::StatusOr<int> Validate(const CommandContext& context, const ValidateOption
     *context.env->out << "# valid: " << FormatCount(static_cast<double>(model.ParameterCount()))
                       << " parameters, " << MicroBatchesPerStep(spec) << " micro-batches and "
                       << FormatCount(static_cast<double>(steps_tokens)) << " tokens a step\n"
-                      << DescribeOffload(spec, plan, stores) << FormatJobSpec(spec);
+                      << MeshComment(spec) << DescribeOffload(spec, plan, stores)
+                      << FormatJobSpec(spec);
   }
   // The workers may run where the data is.
   if (absl::Status status = CheckFilesHere(spec); !status.ok()) {

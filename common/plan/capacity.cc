@@ -6,19 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/plan/activation_table.h"
-#include "common/plan/mesh.h"
 #include "common/plan/nvme_bytes.h"
 #include "common/plan/pipeline_schedule.h"
+#include "common/plan/pipeline_time.h"
 #include "common/plan/step_time.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr int kAllReduce = 2, kSend = 4;
-constexpr int kForward = 0, kBackward = 1;
 constexpr int kMostStages = 64;
-constexpr uint64_t kGradientBuffers = 3;  // as worker/zero/reduce has it
+// Times p: micro-batches of a pipeline's step that are counted one by one (pipeline_time.cc); the
+// rest is taken to be like the last p of them.
+constexpr int64_t kWhole = 4;
 
 uint64_t Sum(uint64_t a, uint64_t b) {
   uint64_t sum = 0;
@@ -61,10 +60,11 @@ StoreBytes BytesInStores(const Workload& w, const Configuration& c, int hosts) {
   return bytes;
 }
 
-ZeroOptions OptionsOf(const Workload& w, const ModelTable& slice, const Configuration& c,
+ZeroOptions OptionsOf(const Workload& w, const ModelTable& part, const Configuration& c,
                       int64_t accumulation) {
   ZeroOptions o = w.options;
   o.stage = c.stage;
+  o.full_gradients = c.full_gradients;
   o.world = c.data;
   o.micro_batches = w.micro_batches > 0 ? w.micro_batches : accumulation * c.data;
   o.checkpointing = c.checkpointing;
@@ -74,33 +74,48 @@ ZeroOptions OptionsOf(const Workload& w, const ModelTable& slice, const Configur
   if (w.fetch_one_ahead) {
     o.persistence_threshold = 0;
     o.max_reuse_distance = 0;
-    o.prefetch_bucket = slice.units.size() > 2 ? slice.units[1].length : 0;
+    o.prefetch_bucket = 0;
+    for (const UnitTable& unit : part.units)
+      if (unit.kind == UnitKind::kBlock)
+        o.prefetch_bucket = std::max(o.prefetch_bucket, unit.length);
     o.max_live = std::numeric_limits<int64_t>::max() / 4;
   }
   return o;
 }
 
-// The blocks' kept activations of the other micro-batches that a pipeline's first stage has begun
-// and not ended.
-uint64_t InFlight(const ModelTable& slice, const ZeroOptions& o, int pipeline, int64_t rounds) {
-  const auto others = static_cast<uint64_t>(
-      AliveBound({.stages = pipeline, .micro_batches = rounds}, /*rank=*/0) - 1);
-  if (others == 0) return 0;
-  const ActivationTable block =
-      MakeActivationTable(slice.config, UnitKind::kBlock, o.micro_batch, o.dtype, o.checkpointing);
-  return Product(
-      Product(static_cast<uint64_t>(block.kept_bytes), static_cast<uint64_t>(slice.config.layers)),
-      others);
+int64_t Counted(int64_t stages, int64_t micro_batches) {
+  if (micro_batches <= kWhole * stages) return micro_batches;
+  return kWhole * stages - (stages - micro_batches % stages) % stages;
+}
+
+// `times` as much more as `after` is than `before`.
+void Extend(const TrafficTable& after, const TrafficTable& before, uint64_t times,
+            TrafficTable* sum) {
+  for (size_t op = 0; op < sum->size(); ++op) {
+    for (size_t phase = 0; phase < (*sum)[op].size(); ++phase)
+      (*sum)[op][phase] =
+          Sum((*sum)[op][phase], Product(after[op][phase] - before[op][phase], times));
+  }
+}
+
+uint64_t MovedOf(const TrafficTable& traffic, uint64_t push, uint64_t pull) {
+  uint64_t sum = Sum(push, pull);
+  for (const auto& row : traffic) {
+    for (const uint64_t bytes : row) sum = Sum(sum, bytes);
+  }
+  return sum;
 }
 
 std::string WhyImpossible(const Workload& w, const Configuration& c, int64_t accumulation) {
-  if (std::string problem = MeshProblem(w.model, c.tensor, c.pipeline); !problem.empty())
-    return problem;
+  if (std::string problem = MeshProblem(w.model, c.Cut()); !problem.empty()) return problem;
   if (w.micro_batches > 0 && c.data > w.micro_batches)
     return absl::StrCat(w.micro_batches, " micro-batches a step on ", c.data,
                         " data-parallel ranks");
-  if (accumulation < c.pipeline)
-    return absl::StrCat(accumulation, " micro-batches a rank in ", c.pipeline, " pipeline stages");
+  if (c.pipeline * c.virtual_stages > 1 &&
+      accumulation > kMostScheduled / (int64_t{c.pipeline} * c.virtual_stages))
+    return absl::StrCat(accumulation, " micro-batches a rank in ", c.pipeline, " x ",
+                        c.virtual_stages, " pipeline stages, of which a schedule has at most ",
+                        kMostScheduled, " together");
   if (c.offload != OffloadTo::kNone && ChunkCount(w.model) > kMaxChunks)
     return "more chunks than the shard stores keep track of";
   return "";
@@ -140,6 +155,9 @@ std::string Describe(const Configuration& c) {
   if (c.pipeline > 1) mesh.push_back(absl::StrCat("pipeline ", c.pipeline));
   mesh.push_back(absl::StrCat("data ", c.data));
   parts.push_back(absl::StrJoin(mesh, " x "));
+  if (c.virtual_stages > 1) parts.push_back(absl::StrCat(c.virtual_stages, " virtual stages"));
+  if (c.sequence_parallel) parts.push_back("sequence parallel");
+  if (c.full_gradients) parts.push_back("full pipeline gradients");
   return absl::StrJoin(parts, ", ");
 }
 
@@ -150,13 +168,8 @@ uint64_t Footprint::Device() const {
   return sum;
 }
 
-uint64_t Evaluation::Moved() const {
-  uint64_t sum = Sum(push, pull);
-  for (const auto& row : traffic) {
-    for (const uint64_t bytes : row) sum = Sum(sum, bytes);
-  }
-  return sum;
-}
+uint64_t PositionPlan::Moved() const { return MovedOf(traffic, push, pull); }
+uint64_t Evaluation::Moved() const { return MovedOf(traffic, push, pull); }
 
 double ForwardOperations(const ModelConfig& c) {
   const double hidden = static_cast<double>(c.hidden);
@@ -170,83 +183,110 @@ double ForwardOperations(const ModelConfig& c) {
          2 * static_cast<double>(c.vocab) * hidden;
 }
 
-uint64_t TransientBytes(const ModelTable& model, const ZeroPolicy& policy) {
-  const size_t n = policy.uses.size();
-  const auto length = [&](size_t use) {
-    return policy.layouts[static_cast<size_t>(policy.uses[use].unit)].length;
-  };
-  std::vector<bool> issued(n, false);
-  int64_t live = 0, most = 0, table = 0;
-  const auto issue = [&](size_t use) {
-    issued[use] = true;
-    live += length(use);
-    most = std::max(most, live);
-  };
-  for (size_t i = 0; i < n; ++i) {
-    if (policy.uses[i].gather && !issued[i]) issue(i);
-    int64_t ahead = 0;
-    for (size_t next = i + 1; next < n; ++next) {
-      if (!policy.uses[next].gather) continue;
-      ahead += length(next);
-      if (ahead > policy.options.prefetch_bucket) break;
-      if (issued[next]) continue;
-      if (live + length(next) > policy.options.max_live) break;
-      issue(next);
-    }
-    // A tied table is there until the head, whose use follows, is done with it.
-    const bool tied_table = policy.uses[i].unit == 0 && i > 0;
-    if (policy.uses[i].release) (tied_table ? table : live) += tied_table ? length(i) : -length(i);
-    if (!tied_table) live -= std::exchange(table, 0);
-  }
-  const uint64_t wire = SizeOf(policy.options.dtype);
-  uint64_t bytes = Product(static_cast<uint64_t>(most), wire);
-  if (policy.gradient_mode == GradientMode::kFullWire) return bytes;
-  int64_t widest = 0;
-  for (size_t u = 1; u < model.units.size(); ++u) {
-    if (model.units[u].kind == UnitKind::kBlock && policy.trained[u])
-      widest = std::max(widest, model.units[u].length);
-  }
-  return Sum(bytes, Product(static_cast<uint64_t>(widest), wire * kGradientBuffers));
+const Evaluator::Cut& Evaluator::CutOf(const MeshCut& cut, bool checkpointing) {
+  const auto key = std::make_tuple(cut.tensor, cut.pipeline, cut.virtual_stages,
+                                   cut.sequence_parallel, checkpointing);
+  const auto found = cuts_.find(key);
+  if (found != cuts_.end()) return found->second;
+  Cut made{.model = CutModel(&workload_.model, cut, checkpointing), .parts = {}};
+  for (const int position : made.model.Positions()) made.parts.push_back(made.model.Part(position));
+  return cuts_.emplace(key, std::move(made)).first->second;
 }
 
-Evaluation Evaluate(const Workload& w, const ClusterSize& cluster, const Configuration& c) {
+const std::vector<RankSchedule>& Evaluator::Schedules(const PipelineShape& shape) {
+  const auto key = std::make_tuple(shape.stages, shape.virtual_stages, shape.micro_batches);
+  const auto found = schedules_.find(key);
+  if (found != schedules_.end()) return found->second;
+  return schedules_.emplace(key, *MakePipelineSchedule(shape)).first->second;
+}
+
+// Of the first rank of the stage's data line and tensor group. `policy`: what its engine does.
+RankPlan Evaluator::PlanStage(const Configuration& c, const Cut& cut, const StageModel& stage,
+                              const ZeroOptions& options, ZeroPolicy* policy) {
+  const auto plan = [&](int64_t micro_batches, ZeroPolicy* made) {
+    const RankSchedule& schedule =
+        Schedules({.stages = c.pipeline,
+                   .virtual_stages = c.virtual_stages,
+                   .micro_batches = micro_batches})[static_cast<size_t>(stage.rank)];
+    *made = MakeStagePolicy(stage, options, schedule);
+    return PlanRank(stage, *made, schedule, 0, c.Devices(), cut.model.Share(0));
+  };
+  const int64_t rounds = RoundsOf(options), counted = Counted(c.pipeline, rounds);
+  RankPlan result = plan(counted, policy);
+  if (counted == rounds) return result;
+  ZeroPolicy shorter;
+  const RankPlan before = plan(counted - c.pipeline, &shorter), after = result;
+  const auto times = static_cast<uint64_t>((rounds - counted) / c.pipeline);
+  Extend(after.step, before.step, times, &result.step);
+  Extend(after.tensor, before.tensor, times, &result.tensor);
+  result.pull = Sum(result.pull, Product(after.pull - before.pull, times));
+  return result;
+}
+
+void Evaluator::PlanPositions(const Configuration& c, const Cut& cut, const ZeroOptions& options,
+                              Evaluation* e) {
+  const StoreBytes stores = BytesInStores(workload_, c, cluster_.Hosts(c.Devices()));
+  const auto ranks = static_cast<uint64_t>(std::min(cluster_.devices_per_host, c.Devices()));
+  for (const StageModel& stage : cut.parts) {
+    ZeroPolicy policy;
+    RankPlan plan;
+    if (c.Cut().IsWhole()) {
+      policy = MakeZeroPolicy(workload_.model, options);
+      plan = PlanRank(workload_.model, policy, 0);
+    } else {
+      plan = PlanStage(c, cut, stage, options, &policy);
+    }
+    PositionPlan& position = e->positions.emplace_back();
+    position.pipeline = stage.rank;
+    position.bytes = {.parameters = plan.parameters,
+                      .gradients = plan.gradients,
+                      .optimizer = plan.optimizer,
+                      .activations = plan.activations,
+                      .buffers = TransientBytes(stage.model, policy),
+                      .host = stores.memory,
+                      .nvme = stores.nvme};
+    if (workload_.saves)
+      position.bytes.host =
+          Sum(stores.memory, Product(CheckpointCopyBytes(stage.model, policy, 0), ranks));
+    position.traffic = plan.step;
+    position.tensor = plan.tensor;
+    position.push = plan.push;
+    position.pull = plan.pull;
+  }
+}
+
+Evaluation Evaluator::Evaluate(const Configuration& c) {
+  const Workload& w = workload_;
   Evaluation e;
   e.configuration = c;
   e.accumulation = w.micro_batches > 0 ? CeilDiv(w.micro_batches, c.data)
                                        : std::max<int64_t>(w.accumulation, c.pipeline);
   e.impossible = WhyImpossible(w, c, e.accumulation);
   if (!e.impossible.empty()) return e;
-  const ModelTable slice = SliceModel(w.model, c.tensor, c.pipeline, c.checkpointing);
-  const ZeroPolicy policy = MakeZeroPolicy(slice, OptionsOf(w, slice, c, e.accumulation));
-  const ZeroOptions& o = policy.options;
-  const RankPlan plan = PlanRank(slice, policy, 0);
-  const int hosts = cluster.Hosts(c.Devices());
-  const StoreBytes stores = BytesInStores(w, c, hosts);
-  e.bytes.parameters = plan.parameters;
-  e.bytes.gradients = plan.gradients;
-  e.bytes.optimizer = plan.optimizer;
-  e.bytes.activations = Sum(plan.activations, InFlight(slice, o, c.pipeline, policy.rounds));
-  e.bytes.buffers = TransientBytes(slice, policy);
-  e.bytes.host = stores.memory;
-  e.bytes.nvme = stores.nvme;
-  if (w.saves) {
-    const int ranks = std::min(cluster.devices_per_host, c.Devices());
-    e.bytes.host = Sum(
-        e.bytes.host, Product(CheckpointCopyBytes(slice, policy, 0), static_cast<uint64_t>(ranks)));
-  }
-  e.push = plan.push;
-  e.pull = plan.pull;
-  e.traffic = plan.step;
-  const MeshTraffic mesh = TrafficOfMesh(slice.config, c.tensor, c.pipeline, o.micro_batch,
-                                         SizeOf(o.dtype), o.checkpointing);
-  const auto rounds = static_cast<uint64_t>(policy.rounds);
-  e.traffic[kAllReduce][kForward] += Product(mesh.all_reduce_forward, rounds);
-  e.traffic[kAllReduce][kBackward] += Product(mesh.all_reduce_backward, rounds);
-  e.traffic[kSend][kForward] += Product(mesh.send_forward, rounds);
-  e.traffic[kSend][kBackward] += Product(mesh.send_backward, rounds);
-  e.time = EstimateStep(w, cluster, slice.config, o, e);
-  Judge(cluster, &e);
+  const Cut& cut = CutOf(c.Cut(), c.checkpointing);
+  const ZeroOptions options = OptionsOf(w, cut.parts.front().model, c, e.accumulation);
+  PlanPositions(c, cut, options, &e);
+  const auto device = [](const PositionPlan& a, const PositionPlan& b) {
+    return a.bytes.Device() < b.bytes.Device();
+  };
+  const auto fullest = std::max_element(e.positions.begin(), e.positions.end(), device);
+  e.fullest = static_cast<int>(fullest - e.positions.begin());
+  e.bytes = fullest->bytes;
+  for (const PositionPlan& p : e.positions) e.bytes.host = std::max(e.bytes.host, p.bytes.host);
+  const auto busiest = std::max_element(
+      e.positions.begin(), e.positions.end(),
+      [](const PositionPlan& a, const PositionPlan& b) { return a.Moved() < b.Moved(); });
+  e.traffic = busiest->traffic;
+  e.tensor = busiest->tensor;
+  e.push = busiest->push;
+  e.pull = busiest->pull;
+  EstimateStep(w, cluster_, cut.model, options, &e);
+  Judge(cluster_, &e);
   return e;
+}
+
+Evaluation Evaluate(const Workload& w, const ClusterSize& cluster, const Configuration& c) {
+  return Evaluator(&w, &cluster).Evaluate(c);
 }
 
 std::vector<Configuration> Configurations(const ClusterSize& cluster, int devices, bool meshes) {
@@ -301,13 +341,15 @@ bool Smaller(const Evaluation& a, const Evaluation& b) {
 
 std::optional<Evaluation> SmallestThatFits(const Workload& workload, const ClusterSize& cluster,
                                            bool meshes) {
+  Evaluator evaluator(&workload, &cluster);
   for (int devices = 1; devices <= cluster.devices;
        devices = devices == cluster.devices ? devices + 1
                                             : std::min(devices * 2, cluster.devices)) {
     std::optional<Evaluation> best;
     for (const Configuration& c : Configurations(cluster, devices, meshes)) {
       if (workload.model.config.layers % c.pipeline != 0) continue;
-      Evaluation e = Evaluate(workload, cluster, c);
+      Evaluation e = evaluator.Evaluate(c);
+      if (e.accumulation < c.pipeline) continue;
       if (e.Fits() && (!best || Smaller(e, *best))) best = std::move(e);
     }
     if (best) return best;

@@ -1,14 +1,18 @@
 // Which ways to train a model a cluster has room for, what each of them moves, and about how long a
-// step would take. Bytes come from the planner of jobs (planner.h) and, of a mesh, from that
-// planner over the model's slice (mesh.h). Pure arithmetic; thread-safe.
+// step would take. Bytes come from the planner of jobs (planner.h), of a mesh for each rank that
+// may hold most (mesh.h). Pure arithmetic; thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "common/plan/mesh.h"
 #include "common/plan/planner.h"
+#include "common/plan/transient_bytes.h"
 
 namespace zeroshard {
 
@@ -21,9 +25,12 @@ struct Configuration {
   bool offload_param = false;            // and the parameters, with it
   bool checkpointing = false;            // of activations
   int tensor = 1, pipeline = 1, data = 1;
+  int virtual_stages = 1;
+  bool sequence_parallel = false;
+  bool full_gradients = false;  // ZeroOptions::full_gradients
   int Devices() const { return tensor * pipeline * data; }
-  // What jobs can ask for today.
   bool IsMesh() const { return tensor * pipeline > 1; }
+  MeshCut Cut() const { return {tensor, pipeline, virtual_stages, sequence_parallel}; }
 };
 // "stage 3, optimizer and parameters on nvme, activation checkpointing, tensor 8 x data 64".
 std::string Describe(const Configuration& configuration);
@@ -60,7 +67,7 @@ struct Workload {
   bool fetch_one_ahead = false;
 };
 
-// Of the rank that has most: rank 0, whose shards are whole.
+// Of a data line's first rank, whose shards are whole.
 struct Footprint {
   uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   // An upper bound of what is gathered at once and of gradients on their way, which is all there is
@@ -72,12 +79,13 @@ struct Footprint {
 };
 
 struct StepTime {
-  double compute = 0;  // seconds
+  double compute = 0;  // seconds; of the busiest stage
   double hidden = 0;   // of communication that may overlap with it
-  double exposed = 0;  // of communication that cannot
+  double exposed = 0;  // of communication that cannot, tensor parallelism's apart
+  double tensor = 0;   // of tensor parallelism's communication
   double update = 0;   // of the stores
-  double bubble = 0;   // of the pipeline
-  double total = 0;    // max(compute, hidden) + exposed + update + bubble
+  double bubble = 0;   // in which the busiest stage waits for the others of its pipeline
+  double total = 0;    // max(compute, hidden) + exposed + tensor + update + bubble
   double tokens = 0;   // of a step, over all ranks
   double TokensPerSecond() const { return total > 0 ? tokens / total : 0; }
 };
@@ -87,13 +95,29 @@ struct Shortage {
   uint64_t wanted = 0, there = 0;
 };
 
+// Of the ranks at one place in their pipelines: what one of them holds, and sends in a step.
+struct PositionPlan {
+  int pipeline = 0;
+  Footprint bytes;  // host and nvme are the configuration's
+  TrafficTable traffic{};
+  TrafficTable tensor{};  // those of `traffic` that go to its tensor group
+  uint64_t push = 0, pull = 0;
+  uint64_t Moved() const;  // traffic, push and pull
+};
+
 struct Evaluation {
   Configuration configuration;
   std::string impossible;  // not empty: why there is no such configuration; the rest is then empty
-  int64_t accumulation = 1;  // micro-batches of a rank and step
-  Footprint bytes;
-  TrafficTable traffic{};  // that the rank sends in a step, by operation and phase
+  int64_t accumulation = 1;             // micro-batches of a rank and step
+  std::vector<PositionPlan> positions;  // CutModel::Positions
+  int fullest = 0;                      // of them, the one whose rank holds most on its device
+  Footprint bytes;                      // of that rank
+  // Of the position that moves most: what one rank sends in a step, by operation and phase.
+  TrafficTable traffic{}, tensor{};
   uint64_t push = 0, pull = 0;
+  // Idle shares of all ranks' time: by PredictedBubble, and of the schedule with stages that take
+  // as long as their units cost.
+  double predicted_bubble = 0, counted_bubble = 0;
   StepTime time;
   std::vector<Shortage> lacks;
   bool Fits() const { return impossible.empty() && lacks.empty(); }
@@ -103,23 +127,46 @@ struct Evaluation {
 Evaluation Evaluate(const Workload& workload, const ClusterSize& cluster,
                     const Configuration& configuration);
 
+// The same for many configurations of one model, whose cuts and schedules it keeps. Both outlive
+// it. Not thread-safe.
+class Evaluator {
+ public:
+  Evaluator(const Workload* workload, const ClusterSize* cluster)
+      : workload_(*workload), cluster_(*cluster) {}
+  Evaluation Evaluate(const Configuration& configuration);
+
+ private:
+  struct Cut {
+    CutModel model;
+    std::vector<StageModel> parts;  // at Positions
+  };
+  const Cut& CutOf(const MeshCut& cut, bool checkpointing);
+  const std::vector<RankSchedule>& Schedules(const PipelineShape& shape);
+  void PlanPositions(const Configuration& configuration, const Cut& cut, const ZeroOptions& options,
+                     Evaluation* e);
+  RankPlan PlanStage(const Configuration& configuration, const Cut& cut, const StageModel& stage,
+                     const ZeroOptions& options, ZeroPolicy* policy);
+
+  const Workload& workload_;
+  const ClusterSize& cluster_;
+  std::map<std::tuple<int, int, int, bool, bool>, Cut> cuts_;
+  std::map<std::tuple<int, int, int64_t>, std::vector<RankSchedule>> schedules_;
+};
+
 // Every configuration of exactly `devices`; of meshes those whose tensor and pipeline are powers of
 // two, a tensor group within a host, a pipeline of at most 64 stages.
 std::vector<Configuration> Configurations(const ClusterSize& cluster, int devices, bool meshes);
 
-// Whether `a` is to be preferred of two that fit: fewer devices; then what jobs can ask for today;
-// then fewer bytes a rank moves in a step for each token; then without checkpointing; then the
-// lower stage.
+// Whether `a` is to be preferred of two that fit: fewer devices; then data parallelism alone; then
+// fewer bytes a rank moves in a step for each token; then without checkpointing; then the lower
+// stage.
 bool Smaller(const Evaluation& a, const Evaluation& b);
 
 // The smallest that fits on at most cluster.devices: 1, 2, 4, ... of them and all; of pipelines
-// those whose stages have equally many layers, as others wait for the longest. Nothing: none.
+// those whose stages have equally many layers, as others wait for the longest, and whose ranks have
+// a micro-batch for each stage. Nothing: none.
 std::optional<Evaluation> SmallestThatFits(const Workload& workload, const ClusterSize& cluster,
                                            bool meshes);
-
-// An upper bound of the transient bytes of a rank: parameters gathered at once, as the schedule
-// gathers and prefetches them, and three units' gradients on their way.
-uint64_t TransientBytes(const ModelTable& model, const ZeroPolicy& policy);
 
 // Operations of one token's forward pass (two a multiply-add): products with every matrix, the head
 // among them, and causal attention over half of the sequence.

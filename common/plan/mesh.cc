@@ -1,79 +1,106 @@
 #include "common/plan/mesh.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
-#include "common/plan/pipeline_stages.h"
-#include "common/plan/pipeline_time.h"
+#include "absl/strings/str_cat.h"
+#include "common/plan/rank_mesh.h"
 #include "common/plan/tensor_slices.h"
+#include "common/status_macros.h"
 
 namespace zeroshard {
 namespace {
 
-absl::StatusOr<PipelineStages> StagesOf(const ModelConfig& config, int pipeline,
-                                        bool checkpointing) {
-  return CutStages(UnitCosts(config, checkpointing), pipeline, /*virtual_stages=*/1);
+ModelTable WithRows(const ModelTable& model, bool sequence_parallel) {
+  ModelTable with = model;
+  with.config.sequence_parallel = sequence_parallel;
+  return with;
 }
 
-// The embedding and the head, which are the first and the last unit, are no blocks.
-int MostBlocks(const PipelineStages& stages) {
-  const int head = stages.begin.back() - 1;
-  int most = 0;
-  for (int k = 0; k < stages.Count(); ++k)
-    most = std::max(most, std::min(stages.End(k), head) - std::max(stages.Begin(k), 1));
-  return most;
+absl::StatusOr<PipelineStages> StagesOf(const ModelConfig& config, const MeshCut& cut,
+                                        bool checkpointing) {
+  return CutStages(UnitCosts(config, checkpointing), cut.pipeline, cut.virtual_stages);
 }
+
+int AtLeastOne(uint32_t degree) { return static_cast<int>(std::max<uint32_t>(1, degree)); }
 
 }  // namespace
 
-std::string MeshProblem(const ModelTable& model, int tensor, int pipeline) {
-  if (std::string problem = TensorProblem(model, tensor); !problem.empty()) return problem;
-  return std::string(StagesOf(model.config, pipeline, false).status().message());
+MeshCut CutOf(const v1::JobSpec& spec) {
+  const v1::ParallelSpec& parallel = spec.parallel();
+  return {.tensor = AtLeastOne(parallel.tensor()),
+          .pipeline = AtLeastOne(parallel.pipeline()),
+          .virtual_stages = AtLeastOne(parallel.virtual_stages()),
+          .sequence_parallel = parallel.sequence_parallel()};
 }
 
-ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline, bool checkpointing) {
-  if (tensor == 1 && pipeline == 1) return model;
-  ModelTable slice = MakeTensorRank(model, tensor, 0).model;
-  const int blocks = MostBlocks(*StagesOf(model.config, pipeline, checkpointing));
-  slice.config.layers = blocks;
-  slice.units.erase(slice.units.begin() + 1 + blocks, slice.units.end() - 1);
-  return slice;
+std::string MeshProblem(const ModelTable& model, const MeshCut& cut) {
+  std::string problem = TensorProblem(
+      cut.sequence_parallel ? WithRows(model, cut.sequence_parallel) : model, cut.tensor);
+  if (!problem.empty()) return problem;
+  return std::string(StagesOf(model.config, cut, false).status().message());
 }
 
-double IdleShare(const ModelConfig& config, int pipeline, bool checkpointing,
-                 int64_t micro_batches) {
-  if (pipeline == 1) return 0;
-  const PipelineStages stages = *StagesOf(config, pipeline, checkpointing);
-  const std::vector<int64_t> costs = UnitCosts(config, checkpointing);
-  const std::vector<int64_t> without = UnitCosts(config, false);
-  std::vector<StageTime> times;
-  for (int k = 0; k < stages.Count(); ++k) {
-    StageTime& time = times.emplace_back(StageTime{.forward = 0, .backward = 0});
-    for (auto u = static_cast<size_t>(stages.Begin(k)); u < static_cast<size_t>(stages.End(k));
-         ++u) {
-      const double forward = static_cast<double>(without[u]) / 3;  // backward is twice the forward
-      time.forward += forward;
-      time.backward += static_cast<double>(costs[u]) - forward;
+CutModel::CutModel(const ModelTable* model, const MeshCut& cut, bool checkpointing)
+    : model_(model),
+      cut_(cut),
+      slice_(MakeTensorRank(WithRows(*model, cut.sequence_parallel), cut.tensor, 0).model),
+      stages_(*StagesOf(model->config, cut, checkpointing)),
+      operations_(StageTimes(stages_, model->config, checkpointing)) {
+  for (StageTime& time : operations_) {
+    time.forward /= cut.tensor;
+    time.backward /= cut.tensor;
+  }
+}
+
+int CutModel::BlocksOf(int pipeline) const {
+  int blocks = 0;
+  for (int k = pipeline; k < stages_.Count(); k += stages_.pipeline)
+    blocks += stages_.End(k) - stages_.Begin(k);
+  return blocks;
+}
+
+std::vector<int> CutModel::Positions() const {
+  std::vector<int> positions = {0};
+  std::set<int> seen;
+  for (int rank = 1; rank + 1 < cut_.pipeline; ++rank)
+    if (seen.insert(BlocksOf(rank)).second) positions.push_back(rank);
+  if (cut_.pipeline > 1) positions.push_back(cut_.pipeline - 1);
+  return positions;
+}
+
+std::string PositionName(int pipeline, int stages) {
+  if (stages == 1) return "every rank";
+  if (pipeline == 0) return "first stage";
+  if (pipeline == stages - 1) return "last stage";
+  return absl::StrCat("stage ", pipeline + 1, " of ", stages);
+}
+
+absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
+                                               int ranks) {
+  const MeshCut cut = CutOf(spec);
+  ZS_ASSIGN_OR_RETURN(const MeshShape shape, MakeMeshShape(cut.tensor, cut.pipeline, ranks));
+  if (std::string problem = MeshProblem(model, cut); !problem.empty())
+    return absl::InvalidArgumentError(std::move(problem));
+  ZeroOptions options = MakeZeroOptions(spec, shape.data);
+  options.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
+  ZS_ASSIGN_OR_RETURN(const std::vector<RankSchedule> schedules,
+                      MakePipelineSchedule({.stages = cut.pipeline,
+                                            .virtual_stages = cut.virtual_stages,
+                                            .micro_batches = RoundsOf(options)}));
+  const CutModel cut_model(&model, cut, options.checkpointing);
+  std::vector<RankPlan> plans;
+  for (const RankSchedule& schedule : schedules) {
+    const StageModel stage = cut_model.Part(schedule.rank);
+    const ZeroPolicy policy = MakeStagePolicy(stage, options, schedule);
+    for (int data = 0; data < shape.data; ++data) {
+      for (int tensor = 0; tensor < shape.tensor; ++tensor)
+        plans.push_back(
+            PlanRank(stage, policy, schedule, data, shape.Ranks(), cut_model.Share(tensor)));
     }
   }
-  const PipelineTime time =
-      TimeOf({.stages = pipeline, .virtual_stages = 1, .micro_batches = micro_batches}, times);
-  const double busiest = *std::max_element(time.busy.begin(), time.busy.end());
-  return (time.total - busiest) / busiest;
-}
-
-MeshTraffic TrafficOfMesh(const ModelConfig& sliced, int tensor, int pipeline, int64_t micro_batch,
-                          uint64_t element, bool checkpointing) {
-  const uint64_t boundary =
-      static_cast<uint64_t>(micro_batch * sliced.sequence * sliced.hidden) * element;
-  MeshTraffic traffic;
-  if (tensor > 1) {
-    const auto t = static_cast<uint64_t>(tensor);
-    const uint64_t once = static_cast<uint64_t>(sliced.layers) * 2 * (2 * (t - 1) * boundary / t);
-    traffic.all_reduce_forward = once;
-    traffic.all_reduce_backward = checkpointing ? once + once / 2 : once;
-  }
-  if (pipeline > 1) traffic.send_forward = traffic.send_backward = boundary;
-  return traffic;
+  return plans;
 }
 
 }  // namespace zeroshard

@@ -1,40 +1,66 @@
-// A model cut for tensor and pipeline parallelism (architecture, section 12), so that what plans
-// data-parallel ranks plans the ranks of a mesh too. Pure arithmetic; thread-safe.
+// A job on a mesh pipeline x data x tensor (architecture, section 12): its model cut for the ranks,
+// and what each of them is made of, by the functions that worker/train makes it with. Pure
+// arithmetic; thread-safe.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "common/plan/model_table.h"
+#include "absl/status/statusor.h"
+#include "common/plan/pipeline_order.h"
+#include "common/plan/planner.h"
+#include "common/plan/stage_model.h"
+#include "common/plan/tensor_traffic.h"
 
 namespace zeroshard {
 
-// Why the model cannot be cut like that, as TensorProblem and CutStages say it; empty: it can.
-std::string MeshProblem(const ModelTable& model, int tensor, int pipeline);
-
-// What one rank of `tensor` x `pipeline` has to do with, as a model of its own: its slice of each
-// tensor (tensor_slices.h) and as many blocks as the stage with most of them has, where stages are
-// cut by UnitCosts. Embedding and head are both in it, although a pipeline's first stage has the
-// one and its last the other: an upper bound for all of them, which for deep models is close.
-// MeshProblem must be empty.
-ModelTable SliceModel(const ModelTable& model, int tensor, int pipeline, bool checkpointing);
-
-// How long the busiest rank of a pipeline with v = 1 stands idle in a step of `micro_batches` a
-// rank, as a share of the time it computes; (p - 1) / m where all stages cost the same.
-// MeshProblem must be empty.
-double IdleShare(const ModelConfig& config, int pipeline, bool checkpointing,
-                 int64_t micro_batches);
-
-// Bytes that a rank sends for one micro-batch of `micro_batch` sequences, `element` bytes each,
-// beside what ZeRO's data dimension sends.
-//   tensor: two all-reduces of [mb*T, C] a block forward and two backward (Shoeybi et al. 2019,
-//     section 3), one more where the block is computed again, as its last sum is not; as a ring,
-//     2 (t-1)/t of the bytes.
-//   pipeline: one [mb*T, C] to the next stage forward and one back.
-struct MeshTraffic {
-  uint64_t all_reduce_forward = 0, all_reduce_backward = 0;
-  uint64_t send_forward = 0, send_backward = 0;
+// How ranks share a model; the data dimension has no part in it.
+struct MeshCut {
+  int tensor = 1, pipeline = 1;
+  int virtual_stages = 1;  // of each pipeline rank
+  bool sequence_parallel = false;
+  int Ranks() const { return tensor * pipeline; }
+  bool IsWhole() const { return tensor == 1 && pipeline == 1 && virtual_stages == 1; }
+  friend bool operator==(const MeshCut&, const MeshCut&) = default;
 };
-MeshTraffic TrafficOfMesh(const ModelConfig& sliced, int tensor, int pipeline, int64_t micro_batch,
-                          uint64_t element, bool checkpointing);
+MeshCut CutOf(const v1::JobSpec& spec);
+
+// Why the model cannot be cut like that, as TensorProblem and CutStages say it; empty: it can.
+std::string MeshProblem(const ModelTable& model, const MeshCut& cut);
+
+class CutModel {
+ public:
+  // MeshProblem must be empty. `model` outlives it.
+  CutModel(const ModelTable* model, const MeshCut& cut, bool checkpointing);
+
+  const MeshCut& cut() const { return cut_; }
+  const PipelineStages& stages() const { return stages_; }
+  // What the ranks at a pipeline position hold: as much on each tensor rank.
+  StageModel Part(int pipeline) const { return MakeStageModel(slice_, stages_, pipeline); }
+  TensorShare Share(int tensor) const { return TensorShareOf(model_->config, cut_.tensor, tensor); }
+  // By virtual stage, operations of one token on one of the tensor ranks.
+  const std::vector<StageTime>& operations() const { return operations_; }
+  // Pipeline ranks of which one holds most, whatever is counted: the first, the last, and of those
+  // between, of each number of blocks, the one before the others, as it keeps most micro-batches
+  // alive. Ascending.
+  std::vector<int> Positions() const;
+
+ private:
+  int BlocksOf(int pipeline) const;
+
+  const ModelTable* model_;
+  MeshCut cut_;
+  ModelTable slice_;
+  PipelineStages stages_;
+  std::vector<StageTime> operations_;
+};
+
+// "first stage", "stage 3 of 8", "last stage"; of one stage "every rank".
+std::string PositionName(int pipeline, int stages);
+
+// Of every rank of the job's mesh, by rank. INVALID_ARGUMENT as MakeMeshShape, MeshProblem and
+// MakePipelineSchedule.
+absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
+                                               int ranks);
 
 }  // namespace zeroshard

@@ -22,14 +22,28 @@ Compute Nth(const PipelineShape& s, int rank, bool backward, int64_t i) {
   return {.backward = backward, .virtual_stage = rank, .micro_batch = i};
 }
 
+// How many turns a rank has with micro-batches up to the next multiple of p.
+int64_t Turns(const PipelineShape& s) {
+  const int64_t p = s.stages, v = s.virtual_stages;
+  return v > 1 ? (s.micro_batches + p - 1) / p * p * v : s.micro_batches;
+}
+
+std::vector<Compute> ForwardsOf(const PipelineShape& s, int rank) {
+  std::vector<Compute> computes;
+  for (int64_t i = 0; i < Turns(s); ++i) {
+    const Compute compute = Nth(s, rank, false, i);
+    if (compute.micro_batch < s.micro_batches) computes.push_back(compute);
+  }
+  return computes;
+}
+
 // Some forwards to fill the pipeline, then one forward and one backward in turn, then the backwards
 // that are left.
 std::vector<Compute> OrderOf(const PipelineShape& s, int rank) {
   const bool interleaved = s.virtual_stages > 1;
   const int64_t p = s.stages, v = s.virtual_stages;
-  const int64_t rounded = interleaved ? (s.micro_batches + p - 1) / p * p : s.micro_batches;
   const int64_t fill = interleaved ? 2 * (p - rank - 1) + (v - 1) * p : p - rank - 1;
-  const int64_t count = rounded * v;
+  const int64_t count = Turns(s);
   const int64_t ahead = std::min(fill, count);
   std::vector<Compute> computes;
   const auto add = [&](bool backward, int64_t i) {
@@ -51,9 +65,9 @@ class Clock {
         times_(times),
         ends_(static_cast<size_t>(2 * shape.VirtualStages() * shape.micro_batches), kUnknown) {}
 
-  std::vector<std::vector<Compute>> Run() {
+  std::vector<std::vector<Compute>> Run(std::vector<Compute> (*order)(const PipelineShape&, int)) {
     std::vector<std::vector<Compute>> ranks;
-    for (int rank = 0; rank < shape_.stages; ++rank) ranks.push_back(OrderOf(shape_, rank));
+    for (int rank = 0; rank < shape_.stages; ++rank) ranks.push_back(order(shape_, rank));
     std::vector<size_t> next(ranks.size(), 0);
     for (bool moved = true; moved;) {
       moved = false;
@@ -104,7 +118,12 @@ class Clock {
 
 std::vector<std::vector<Compute>> RunOrder(const PipelineShape& shape,
                                            const std::vector<StageTime>& times) {
-  return Clock(shape, times).Run();
+  return Clock(shape, times).Run(&OrderOf);
+}
+
+std::vector<std::vector<Compute>> RunForwards(const PipelineShape& shape,
+                                              const std::vector<StageTime>& times) {
+  return Clock(shape, times).Run(&ForwardsOf);
 }
 
 }  // namespace zeroshard

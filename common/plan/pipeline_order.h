@@ -37,4 +37,9 @@ struct Compute {
 std::vector<std::vector<Compute>> RunOrder(const PipelineShape& shape,
                                            const std::vector<StageTime>& times);
 
+// The same of forwards alone, as an evaluation has them: with v > 1 p micro-batches in a rank's
+// first virtual stage, the same ones in its next, and so on; then the next p.
+std::vector<std::vector<Compute>> RunForwards(const PipelineShape& shape,
+                                              const std::vector<StageTime>& times);
+
 }  // namespace zeroshard

@@ -9,7 +9,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int64_t kMostScheduled = int64_t{1} << 20;
 constexpr StageTime kTime = {.forward = 1, .backward = 2};
 // Sums of whole numbers are whole.
 int64_t At(double time) { return static_cast<int64_t>(time); }
@@ -20,9 +19,11 @@ class Lists {
  public:
   explicit Lists(const PipelineShape& shape) : shape_(shape) {}
 
-  std::vector<RankSchedule> Make() {
-    const std::vector<std::vector<Compute>> ranks = RunOrder(
-        shape_, std::vector<StageTime>(static_cast<size_t>(shape_.VirtualStages()), kTime));
+  using Order = std::vector<std::vector<Compute>> (*)(const PipelineShape&,
+                                                      const std::vector<StageTime>&);
+  std::vector<RankSchedule> Make(Order order) {
+    const std::vector<std::vector<Compute>> ranks =
+        order(shape_, std::vector<StageTime>(static_cast<size_t>(shape_.VirtualStages()), kTime));
     groups_.resize(ranks.size());
     for (const std::vector<Compute>& computes : ranks) {
       for (const Compute& compute : computes) Send(compute);
@@ -111,9 +112,7 @@ int64_t Slots(const RankSchedule& schedule, int virtual_stage, bool gradient) {
   return most;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape) {
+absl::Status CheckShape(const PipelineShape& shape) {
   const int64_t p = shape.stages, v = shape.virtual_stages, m = shape.micro_batches;
   if (p < 1 || v < 1 || m < 1 || p > kMostScheduled || v > kMostScheduled / p ||
       m > kMostScheduled / (p * v)) {
@@ -123,7 +122,19 @@ absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineSha
         " micro-batches of a data-parallel rank, wanted each at least 1 and their product at most ",
         kMostScheduled, "; write a larger train_micro_batch_size_per_gpu or fewer stages"));
   }
-  return Lists(shape).Make();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape) {
+  if (const absl::Status status = CheckShape(shape); !status.ok()) return status;
+  return Lists(shape).Make(&RunOrder);
+}
+
+absl::StatusOr<std::vector<RankSchedule>> MakeForwardSchedule(const PipelineShape& shape) {
+  if (const absl::Status status = CheckShape(shape); !status.ok()) return status;
+  return Lists(shape).Make(&RunForwards);
 }
 
 int64_t MostAlive(const RankSchedule& schedule) {

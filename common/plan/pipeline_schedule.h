@@ -68,11 +68,18 @@ struct RankSchedule {
   std::vector<Action> actions;
 };
 
+constexpr int64_t kMostScheduled = int64_t{1} << 20;  // p * v * m
+
 // Of all ranks of a pipeline line, by rank. INVALID_ARGUMENT where a size is below 1, or p * v * m
-// is above 2^20, names them. All lines of a mesh must run the same shape: where a data-parallel
-// rank has a micro-batch less, it goes through the motions, since ZeRO's collectives want every
-// rank.
+// is above kMostScheduled, names them. All lines of a mesh must run the same shape: where a
+// data-parallel rank has a micro-batch less, it goes through the motions, since ZeRO's collectives
+// want every rank.
 absl::StatusOr<std::vector<RankSchedule>> MakePipelineSchedule(const PipelineShape& shape);
+
+// The same of forwards alone, as an evaluation runs them: the last virtual stage's ends with the
+// loss, and nothing is kept for a backward. Its inputs never wait: InputSlots is at most 1, so that
+// it runs in the slots of a training step's schedule.
+absl::StatusOr<std::vector<RankSchedule>> MakeForwardSchedule(const PipelineShape& shape);
 
 // The most activations alive at once on the rank: forward begun, backward not ended; each of one
 // virtual stage and micro-batch.

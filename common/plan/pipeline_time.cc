@@ -20,6 +20,13 @@ PipelineTime TimeOfEach(const PipelineShape& shape, const std::vector<StageTime>
 
 }  // namespace
 
+double PredictedBubble(const PipelineShape& shape) {
+  const double idle = shape.stages - 1;
+  const double busy =
+      static_cast<double>(shape.micro_batches) * static_cast<double>(shape.virtual_stages);
+  return idle / (busy + idle);
+}
+
 double PipelineTime::Bubble() const {
   const double all = total * static_cast<double>(busy.size());
   double idle = all;

@@ -8,12 +8,15 @@
 
 namespace zeroshard {
 
+// (p - 1) / (v m + p - 1): the idle share of a step whose stages take equally long, exact where p
+// divides m or v is 1 (Narayanan et al. 2021, sections 2.2.1 and 2.2.2, with the idle time over the
+// whole step's).
+double PredictedBubble(const PipelineShape& shape);
+
 struct PipelineTime {
   double total = 0;          // until the last rank is done
   std::vector<double> busy;  // by rank: of its computes
-  // The idle share of all ranks' time, 0 to 1. Stages that take equally long, backward twice as
-  // long as forward: (p - 1) / (v m + p - 1) where p divides m or v is 1 (Narayanan et al. 2021,
-  // sections 2.2.1 and 2.2.2, with the idle time over the whole step's).
+  // The idle share of all ranks' time, 0 to 1.
   double Bubble() const;
 };
 

@@ -6,13 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/activation_table.h"
 #include "common/plan/chunk_table.h"
+#include "common/plan/mesh.h"
 #include "common/plan/offload.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr int kAllGather = 0, kReduceScatter = 1, kSend = 4;
-constexpr int kForward = 0, kBackward = 1, kStep = 2;
+using namespace traffic;
 
 uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   uint64_t product = 0;
@@ -60,9 +60,10 @@ class RankPlanner {
     return plan_;
   }
 
-  RankPlan Plan(const StageModel& stage, const RankSchedule& schedule) {
+  RankPlan Plan(const StageModel& stage, const RankSchedule& schedule, const TensorShare& share) {
     Plan();
     plan_.activations = static_cast<uint64_t>(StageActivationBytes(stage, options_, schedule));
+    AddTensorTraffic(stage, schedule, share);
     const uint64_t boundary =
         static_cast<uint64_t>(BoundaryElements(model_.config, options_)) * wire_;
     for (const Action& action : schedule.actions) {
@@ -75,6 +76,25 @@ class RankPlanner {
   }
 
  private:
+  // Ranks without a micro-batch in a ragged last round send as the others do.
+  void AddTensorTraffic(const StageModel& stage, const RankSchedule& schedule,
+                        const TensorShare& share) {
+    for (int u = 0; u < static_cast<int>(model_.units.size()); ++u) {
+      if (!stage.Runs(u)) continue;
+      const TrafficTable once =
+          TensorTraffic(model_.config, model_.units[static_cast<size_t>(u)], share,
+                        options_.micro_batch, options_.dtype, options_.checkpointing);
+      for (size_t op = 0; op < once.size(); ++op) {
+        for (size_t phase = 0; phase < once[op].size(); ++phase) {
+          const uint64_t bytes = SaturatingProduct(
+              once[op][phase], static_cast<uint64_t>(schedule.shape.micro_batches));
+          Add(op, phase, bytes);
+          plan_.tensor[op][phase] += bytes;
+        }
+      }
+    }
+  }
+
   uint64_t OwnedBytes(size_t u, ElementRange range) const {
     return static_cast<uint64_t>(Owned(policy_.layouts[u], rank_, range).size());
   }
@@ -138,8 +158,8 @@ class RankPlanner {
     for (size_t u = 0; u < model_.units.size(); ++u) StepTraffic(u);
   }
 
-  void Add(int op, int phase, uint64_t bytes) {
-    uint64_t& sum = plan_.step[static_cast<size_t>(op)][static_cast<size_t>(phase)];
+  void Add(size_t op, size_t phase, uint64_t bytes) {
+    uint64_t& sum = plan_.step[op][phase];
     if (__builtin_add_overflow(sum, bytes, &sum)) sum = std::numeric_limits<uint64_t>::max();
   }
 
@@ -224,8 +244,8 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
 }
 
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
-                  int data, int ranks) {
-  return RankPlanner(stage.model, policy, data, ranks).Plan(stage, schedule);
+                  int data, int ranks, const TensorShare& share) {
+  return RankPlanner(stage.model, policy, data, ranks).Plan(stage, schedule, share);
 }
 
 TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
@@ -253,12 +273,19 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return model.status();
   const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
-  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+  std::vector<RankPlan> ranks;
+  if (CutOf(spec).IsWhole()) {
+    const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
+    for (int rank = 0; rank < world; ++rank) ranks.push_back(PlanRank(*model, policy, rank));
+  } else {
+    absl::StatusOr<std::vector<RankPlan>> planned = PlanMesh(spec, *model, world);
+    if (!planned.ok()) return planned.status();
+    ranks = *std::move(planned);
+  }
   std::vector<v1::ShardPlan> plans;
-  for (int rank = 0; rank < world; ++rank) {
-    const RankPlan plan = PlanRank(*model, policy, rank);
+  for (const RankPlan& plan : ranks) {
     v1::ShardPlan& out = plans.emplace_back();
-    out.set_rank(static_cast<uint32_t>(rank));
+    out.set_rank(static_cast<uint32_t>(plans.size() - 1));
     out.set_owned_parameters(plan.owned_parameters);
     out.set_parameter_bytes(plan.parameters);
     out.set_gradient_bytes(plan.gradients);

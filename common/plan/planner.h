@@ -2,20 +2,18 @@
 // layout. A running job's metrics must agree. Pure arithmetic; thread-safe.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/collective_bytes.h"
 #include "common/plan/stage_model.h"
+#include "common/plan/tensor_traffic.h"
 #include "common/plan/zero_policy.h"
 #include "zeroshard/v1/jobs.pb.h"
 
 namespace zeroshard {
-
-// Rows and columns in the order of worker/comm's CollectiveOp and Phase.
-using TrafficTable = std::array<std::array<uint64_t, 3>, 5>;
 
 struct RankPlan {
   // Bytes by kind, as zeroshard_worker_memory_bytes counts them. Transient buffers are not
@@ -23,6 +21,7 @@ struct RankPlan {
   uint64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   uint64_t owned_parameters = 0;  // elements of the flat vectors that this rank owns
   TrafficTable step{};            // bytes this rank sends in one step, by operation and phase
+  TrafficTable tensor{};          // those of `step` that go to its tensor group
   // Bytes to the stores, every replica counted, and from them, in one step. At the start of a
   // generation a rank also pulls what it keeps, once.
   uint64_t push = 0, pull = 0;
@@ -30,12 +29,15 @@ struct RankPlan {
 };
 
 RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
-// Of the rank at `data` of its data line, in a job of `ranks` ranks: a rank of a pipeline. `policy`
-// is MakeStagePolicy's; `step` is what it sends on all its lines.
+// Of the rank at `data` of its data line, in a job of `ranks` ranks: a rank of a mesh. `stage` is
+// of its slice (tensor_slices.h), `policy` MakeStagePolicy's; `step` is what it sends on all its
+// lines. A schedule of fewer micro-batches than the policy has rounds counts the transfers, gathers
+// and sums of those alone (mesh_rank.h).
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
-                  int data, int ranks);
+                  int data, int ranks, const TensorShare& share = {});
 
-// Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable.
+// Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable,
+// and where its mesh or its schedule cannot be.
 absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec);
 
 // What one copy of the job's state is in the stores: together they hold `replicas` times the bytes.

@@ -51,6 +51,21 @@ StageModel MakeStageModel(const ModelTable& model, const PipelineStages& stages,
   return stage;
 }
 
+std::vector<UnitUse> EvaluationUses(const StageModel& stage, const ZeroPolicy& policy,
+                                    const RankSchedule& schedule) {
+  std::vector<UnitUse> uses;
+  for (const Action& action : schedule.actions) {
+    if (action.kind == ActionKind::kTransfers) continue;
+    const int k = action.virtual_stage;
+    for (int u = stage.stages.Begin(k); u < stage.stages.End(k); ++u) {
+      if (IsHead(stage.model, u) && policy.tied) uses.push_back({.unit = 0});
+      uses.push_back({.unit = u});
+    }
+  }
+  PlanGathers(policy, &uses);
+  return uses;
+}
+
 int64_t RoundsOf(const ZeroOptions& options) {
   return CeilDiv(options.micro_batches, options.world);
 }

@@ -42,9 +42,13 @@ StageModel MakeStageModel(const ModelTable& model, const PipelineStages& stages,
 // one use to the next, also from one micro-batch to the next, as far as max_reuse_distance and
 // max_live say: with large ones it is gathered once a step, with no room for every forward and
 // backward. The head's forward belongs to its backward, as without pipeline. There are no
-// eval_uses.
+// eval_uses: EvaluationUses.
 ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
                            const RankSchedule& schedule);
+// The uses of micro-batches that are only measured, all at once, in the order of `schedule`
+// (MakeForwardSchedule, this rank's).
+std::vector<UnitUse> EvaluationUses(const StageModel& stage, const ZeroPolicy& policy,
+                                    const RankSchedule& schedule);
 // Micro-batches of a data-parallel rank and step: ceil(G / N).
 int64_t RoundsOf(const ZeroOptions& options);
 

@@ -144,4 +144,21 @@ std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange
   return runs;
 }
 
+int64_t PaddingBehind(const SliceRun& run) {
+  const int64_t end = run.flat + run.size;
+  return run.ends ? RoundUp(end, kAlign) - end : 0;
+}
+
+int64_t PushedElements(const std::vector<SliceRun>& runs) {
+  int64_t elements = 0;
+  for (const SliceRun& run : runs) elements += run.home ? run.size + PaddingBehind(run) : 0;
+  return elements;
+}
+
+int64_t PulledElements(const std::vector<SliceRun>& runs) {
+  int64_t elements = 0;
+  for (const SliceRun& run : runs) elements += run.size;
+  return elements;
+}
+
 }  // namespace zeroshard

@@ -76,4 +76,13 @@ struct SliceRun {
 // and the stores' chunks address full tensors by it. `local` must lie within the unit.
 std::vector<SliceRun> FullRuns(const TensorRank& rank, size_t unit, ElementRange local);
 
+// The shard stores' chunks are of whole units (chunk_table.h), so that none moves where a mesh
+// changes; they commit a step when each element of a chunk was pushed exactly once. The homes of a
+// tensor group push their runs, whatever pieces their units are cut into, and whoever is home of a
+// tensor's end zeros for the padding behind it. So each element of a unit is pushed once.
+int64_t PaddingBehind(const SliceRun& run);
+// Elements that the stores get from the rank, and give it, for these runs.
+int64_t PushedElements(const std::vector<SliceRun>& runs);
+int64_t PulledElements(const std::vector<SliceRun>& runs);
+
 }  // namespace zeroshard

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/job_mesh.h"
 
 namespace zeroshard {
 namespace {
@@ -18,10 +19,20 @@ absl::Status CheckRange(absl::string_view key, bool given, uint64_t seen, uint64
   return Bad(absl::StrCat(key, ": seen ", seen, ", wanted a whole number from 1 to ", high));
 }
 
+// "resources.workers 4"; of a mesh also what is divided by.
+std::string NameOfRanks(const v1::JobSpec& spec, uint64_t ranks) {
+  if (ranks == spec.resources().workers()) return absl::StrCat("resources.workers ", ranks);
+  return absl::StrCat(ranks, " data-parallel ranks (resources.workers ", spec.resources().workers(),
+                      " / (parallel.tensor ", spec.parallel().tensor(), " x parallel.pipeline ",
+                      spec.parallel().pipeline(), "))");
+}
+
 }  // namespace
 
 absl::Status NormaliseBatch(v1::JobSpec* spec) {
-  const uint64_t workers = spec->resources().workers();
+  // Data-parallel ranks: what a DeepSpeed job of one model replica a GPU calls its world size.
+  const auto workers = spec->resources().workers() / static_cast<uint64_t>(RanksOfReplica(*spec));
+  const std::string named = NameOfRanks(*spec, workers);
   const bool has_global = spec->has_train_batch_size();
   const bool has_micro = spec->has_train_micro_batch_size_per_gpu();
   const bool has_accumulation = spec->has_gradient_accumulation_steps();
@@ -54,8 +65,8 @@ absl::Status NormaliseBatch(v1::JobSpec* spec) {
     if (has_accumulation && accumulation != rounds) {
       return Bad(absl::StrCat("gradient_accumulation_steps: seen ", accumulation, ", wanted ",
                               rounds, " = train_batch_size ", global,
-                              " / (train_micro_batch_size_per_gpu ", micro, " * resources.workers ",
-                              workers, ")", global % (micro * workers) ? " rounded up" : "",
+                              " / (train_micro_batch_size_per_gpu ", micro, " * ", named, ")",
+                              global % (micro * workers) ? " rounded up" : "",
                               "; give two of the three and leave the third out"));
     }
     accumulation = rounds;
@@ -65,23 +76,25 @@ absl::Status NormaliseBatch(v1::JobSpec* spec) {
     if (global % share != 0) {
       return Bad(absl::StrCat("train_batch_size: seen ", global,
                               ", wanted a multiple of gradient_accumulation_steps ", accumulation,
-                              " * resources.workers ", workers,
+                              " * ", named,
                               "; or give train_micro_batch_size_per_gpu, which need only divide "
                               "train_batch_size"));
     }
     micro = global / share;
     if (micro > kMaxMicroBatch) {
-      return Bad(absl::StrCat("train_batch_size: seen ", global, ", which over ", workers,
-                              " workers makes micro-batches of ", micro, ", wanted at most ",
-                              kMaxMicroBatch, "; give train_micro_batch_size_per_gpu"));
+      return Bad(absl::StrCat(
+          "train_batch_size: seen ", global, ", which over ", workers,
+          workers == spec->resources().workers() ? " workers makes" : " data-parallel ranks makes",
+          " micro-batches of ", micro, ", wanted at most ", kMaxMicroBatch,
+          "; give train_micro_batch_size_per_gpu"));
     }
   } else if (has_micro) {
     if (!has_accumulation) accumulation = 1;
     // Each factor is below 2^31 here, so two multiply without overflow; divide for the third.
     if (accumulation > kMaxBatch / (micro * workers)) {
       return Bad(absl::StrCat("train_micro_batch_size_per_gpu: ", micro,
-                              " * gradient_accumulation_steps ", accumulation,
-                              " * resources.workers ", workers, " is more than ", kMaxBatch));
+                              " * gradient_accumulation_steps ", accumulation, " * ", named,
+                              " is more than ", kMaxBatch));
     }
     global = micro * accumulation * workers;
   } else {

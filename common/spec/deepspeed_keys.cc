@@ -188,10 +188,15 @@ const Table& Keys() {
       {"datastates_ckpt", kNotHere},
       // Models and parallelism.
       {"sparse_attention", "attention is causal and exact; remove it"},
-      {"tensor_parallel", "write parallel: {tensor: 1}"},
-      {"autotp_size", "write parallel: {tensor: 1}"},
-      {"pipeline", "write parallel: {pipeline: 1}"},
-      {"sequence_parallel_size", kNotHere},
+      {"tensor_parallel", "write parallel: {tensor: N}, with its autotp_size for N"},
+      {"autotp_size", "write parallel: {tensor: N}, with the same N"},
+      {"pipeline",
+       "write parallel: {pipeline: N}, with its stages for N; units are cut by what they cost"},
+      {"pipeline_parallel_size", "write parallel: {pipeline: N}, with the same N"},
+      {"sequence_parallel_size",
+       "write parallel: {tensor: N, sequence_parallel: true}: sequences are divided among the "
+       "ranks "
+       "of a tensor group"},
       {"expert_parallel", kDense},
       {"use_data_before_expert_parallelism", kDense},
       {"vocabulary_size", "write model.vocab_size instead"},

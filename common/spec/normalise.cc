@@ -19,6 +19,7 @@
 #include "common/spec/job_spec.h"
 #include "common/spec/nearest_key.h"
 #include "common/spec/offload_section.h"
+#include "common/spec/parallel_section.h"
 #include "common/spec/scalar.h"
 #include "common/spec/timeouts.h"
 #include "common/status_macros.h"
@@ -75,7 +76,8 @@ absl::Status NormaliseResources(v1::JobSpec* spec) {
     return status;
   }
   if (resources->min_workers() == 0) resources->set_min_workers(resources->workers());
-  // Any number goes: micro-batches need not divide among ranks, the last round may be ragged.
+  // Any number of data-parallel ranks goes: micro-batches need not divide among them, the last
+  // round may be ragged.
   if (resources->min_workers() > resources->workers()) {
     return Bad("resources.min_workers: seen ", resources->min_workers(),
                ", wanted at most resources.workers, which is ", resources->workers(),
@@ -377,18 +379,7 @@ absl::Status NormaliseZero(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
-absl::Status NormaliseRest(v1::JobSpec* spec) {
-  v1::ParallelSpec* parallel = spec->mutable_parallel();
-  if (!parallel->has_tensor()) parallel->set_tensor(1);
-  if (!parallel->has_pipeline()) parallel->set_pipeline(1);
-  for (const auto& [key, seen] : {std::pair<std::string, uint32_t>{"tensor", parallel->tensor()},
-                                  {"pipeline", parallel->pipeline()}}) {
-    if (seen != 1) {
-      return Bad("parallel.", key, ": seen ", seen,
-                 "; this version trains data-parallel only: write 1, and shard the model with "
-                 "zero_optimization: {stage: 3}");
-    }
-  }
+absl::Status NormaliseTimeouts(v1::JobSpec* spec) {
   v1::TimeoutSpec* timeouts = spec->mutable_timeouts();
   if (!timeouts->has_start_seconds()) timeouts->set_start_seconds(kStartSeconds);
   if (!timeouts->has_step_seconds()) timeouts->set_step_seconds(kStepSeconds);
@@ -439,6 +430,7 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
     return status;
   }
   if (absl::Status status = NormaliseResources(spec); !status.ok()) return status;
+  if (absl::Status status = NormaliseParallel(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseBatch(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseOptimizer(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseScheduler(spec); !status.ok()) return status;
@@ -452,7 +444,8 @@ absl::Status NormaliseJobSpec(v1::JobSpec* spec) {
   if (absl::Status status = NormaliseCheckpoint(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseZero(spec); !status.ok()) return status;
   if (absl::Status status = NormaliseOffload(spec); !status.ok()) return status;
-  return NormaliseRest(spec);
+  if (absl::Status status = NormaliseForMesh(spec); !status.ok()) return status;
+  return NormaliseTimeouts(spec);
 }
 
 }  // namespace zeroshard

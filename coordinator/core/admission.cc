@@ -8,8 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/plan/job_mesh.h"
 #include "common/plan/offload.h"
 #include "common/plan/planner.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/stores.h"
 #include "coordinator/core/text.h"
 
@@ -83,15 +85,44 @@ void SetOffload(bool parameters, Change* change) {
   change->keys.push_back(absl::StrCat("zero_optimization.offload_param.device=", device));
 }
 
+// Ranks of as many data-parallel replicas as a step has micro-batches: more would have none.
+uint64_t MostRanks(const v1::JobSpec& spec) {
+  if (spec.train_micro_batch_size_per_gpu() == 0) return 0;
+  return spec.train_batch_size() / spec.train_micro_batch_size_per_gpu() *
+         static_cast<uint64_t>(RanksOfReplica(spec));
+}
+
+// What the largest rank of so many takes of its device, its host's memory and, where those are one,
+// of both; UINT64_MAX: it has no plan.
+uint64_t LargestRank(const v1::JobSpec& spec, bool on_host) {
+  const auto of = [on_host](const RankNeed& need) {
+    return on_host ? Added(need.Device(), need.copy) : need.Device();
+  };
+  if (RanksOfReplica(spec) == 1) {  // rank 0's shards are whole
+    const auto model = MakeModelTable(spec.model());
+    if (!model.ok()) return UINT64_MAX;
+    const ZeroPolicy policy =
+        MakeZeroPolicy(*model, MakeZeroOptions(spec, static_cast<int>(spec.resources().workers())));
+    const RankPlan plan = PlanRank(*model, policy, 0);
+    const uint64_t copy =
+        spec.checkpoint().dir().empty() ? 0 : CheckpointCopyBytes(*model, policy, 0);
+    return plan.parameters + plan.gradients + plan.optimizer + plan.activations +
+           (on_host ? copy : 0);
+  }
+  const auto needs = Planned(spec);
+  uint64_t largest = needs && !needs->empty() ? 0 : UINT64_MAX;
+  for (const RankNeed& need : needs.value_or(std::vector<RankNeed>()))
+    largest = std::max(largest, of(need));
+  return largest;
+}
+
 // Every combination of what raises the stage, recomputes, adds workers that are there and offloads,
 // fewest keys first; of as many, in that order.
 std::vector<Change> Changes(const v1::JobSpec& spec, uint32_t workers_there) {
   std::vector<uint32_t> stages = {spec.zero_optimization().stage()};
   for (uint32_t stage = stages[0] + 1; stage <= 3; ++stage) stages.push_back(stage);
   std::vector<uint32_t> workers = {spec.resources().workers()};
-  const uint64_t batches = spec.train_micro_batch_size_per_gpu() == 0
-                               ? 0
-                               : spec.train_batch_size() / spec.train_micro_batch_size_per_gpu();
+  const uint64_t batches = MostRanks(spec);
   while (workers.back() * 2 <= std::min<uint64_t>(workers_there, batches))
     workers.push_back(workers.back() * 2);
   std::vector<Change> changes;
@@ -130,7 +161,7 @@ std::string EnoughWorkers(const v1::JobSpec& spec, const std::vector<WorkerRoom>
   const WorkerRoom& best = *std::max_element(
       rooms.begin(), rooms.end(),
       [&](const WorkerRoom& a, const WorkerRoom& b) { return size(a) < size(b); });
-  const uint64_t batches = spec.train_batch_size() / spec.train_micro_batch_size_per_gpu();
+  const uint64_t batches = MostRanks(spec);
   Change change{{}, spec};
   SetStage(3, &change);
   if (!spec.activation_checkpointing()) SetCheckpointing(&change);
@@ -138,16 +169,7 @@ std::string EnoughWorkers(const v1::JobSpec& spec, const std::vector<WorkerRoom>
        workers <= std::min<uint64_t>(kMostWorkers, batches); workers *= 2) {
     Change more = change;
     SetWorkers(static_cast<uint32_t>(workers), &more);
-    const auto model = MakeModelTable(more.spec.model());
-    if (!model.ok()) return "";
-    const ZeroPolicy policy =
-        MakeZeroPolicy(*model, MakeZeroOptions(more.spec, static_cast<int>(workers)));
-    const RankPlan plan = PlanRank(*model, policy, 0);
-    const uint64_t copy =
-        spec.checkpoint().dir().empty() ? 0 : CheckpointCopyBytes(*model, policy, 0);
-    const uint64_t wanted = plan.parameters + plan.gradients + plan.optimizer + plan.activations +
-                            (best.on_host ? copy : 0);
-    if (wanted > size(best)) continue;
+    if (LargestRank(more.spec, best.on_host) > size(best)) continue;
     return absl::StrCat("no change of the job fits the workers that are here; ", workers,
                         " workers with ", Bytes(size(best)), " each would hold it with --set ",
                         absl::StrJoin(more.keys, " --set "));
@@ -168,11 +190,27 @@ std::vector<RankNeed> NeedsOf(const v1::JobSpec& spec, const std::vector<v1::Sha
   for (const v1::ShardPlan& rank : plan) needs.push_back({rank, 0});
   if (spec.checkpoint().dir().empty() || IsOffloaded(spec)) return needs;
   const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
-  if (!model.ok()) return needs;
-  const ZeroPolicy policy =
-      MakeZeroPolicy(*model, MakeZeroOptions(spec, static_cast<int>(needs.size())));
-  for (size_t rank = 0; rank < needs.size(); ++rank)
-    needs[rank].copy = CheckpointCopyBytes(*model, policy, static_cast<int>(rank));
+  const absl::StatusOr<MeshShape> mesh = MeshOf(spec, static_cast<int64_t>(needs.size()));
+  if (!model.ok() || !mesh.ok()) return needs;
+  const ZeroOptions options = MakeZeroOptions(spec, mesh->data);
+  if (RanksOfReplica(spec) == 1) {
+    const ZeroPolicy policy = MakeZeroPolicy(*model, options);
+    for (size_t rank = 0; rank < needs.size(); ++rank)
+      needs[rank].copy = CheckpointCopyBytes(*model, policy, static_cast<int>(rank));
+    return needs;
+  }
+  for (int stage = 0; stage < mesh->pipeline; ++stage) {
+    // All tensor ranks have one layout.
+    const absl::StatusOr<StageModel> part = PartOf(spec, *model, {.pipeline = stage});
+    if (!part.ok()) return needs;
+    const ZeroPolicy policy = MakeZeroPolicy(part->model, options);
+    for (int data = 0; data < mesh->data; ++data) {
+      const uint64_t copy = CheckpointCopyBytes(part->model, policy, data);
+      const int first = RankAt(*mesh, {.pipeline = stage, .data = data});
+      for (int rank = first; rank < first + mesh->tensor; ++rank)
+        needs[static_cast<size_t>(rank)].copy = copy;
+    }
+  }
   return needs;
 }
 
@@ -186,19 +224,32 @@ WorkerRoom RoomOf(const v1::Hello& hello) {
   return room;
 }
 
+RoomLedger::RoomLedger(const std::vector<WorkerRoom>& rooms)
+    : rooms_(rooms), limits_(HostMemory(rooms)), taken_(rooms.size(), false) {}
+
+bool RoomLedger::Take(size_t worker, const RankNeed& need) {
+  const WorkerRoom& room = rooms_[worker];
+  if (taken_[worker] || !FitsDevice(need, room)) return false;
+  const uint64_t limit = limits_.at(room.host);
+  uint64_t& used = used_[room.host];
+  const uint64_t sum = Added(used, OfHost(need, room));
+  if (limit != 0 && sum > limit) return false;
+  used = sum;
+  taken_[worker] = true;
+  return true;
+}
+
+void RoomLedger::GiveBack(size_t worker, const RankNeed& need) {
+  used_[rooms_[worker].host] -= OfHost(need, rooms_[worker]);
+  taken_[worker] = false;
+}
+
 std::vector<size_t> PickWorkers(const std::vector<RankNeed>& needs,
                                 const std::vector<WorkerRoom>& rooms) {
-  const std::map<std::string, uint64_t> memory = HostMemory(rooms);
-  std::map<std::string, uint64_t> taken;
+  RoomLedger ledger(rooms);
   std::vector<size_t> picked;
   for (size_t worker = 0; worker < rooms.size() && picked.size() < needs.size(); ++worker) {
-    const RankNeed& need = needs[picked.size()];
-    const WorkerRoom& room = rooms[worker];
-    const uint64_t limit = memory.at(room.host);
-    const uint64_t sum = Added(taken[room.host], OfHost(need, room));
-    if (!FitsDevice(need, room) || (limit != 0 && sum > limit)) continue;
-    taken[room.host] = sum;
-    picked.push_back(worker);
+    if (ledger.Take(worker, needs[picked.size()])) picked.push_back(worker);
   }
   if (picked.size() < needs.size()) picked.clear();
   return picked;
@@ -287,7 +338,7 @@ std::string SmallestChange(const v1::JobSpec& spec, const std::vector<WorkerRoom
   }
   for (const Change& change : Changes(spec, static_cast<uint32_t>(rooms.size()))) {
     const auto needs = Planned(change.spec);
-    if (!needs || PickWorkers(*needs, rooms).empty()) continue;
+    if (!needs || WorkersFor(change.spec, *needs, rooms).empty()) continue;
     if (IsOffloaded(change.spec) && !stores_hold(change.spec)) continue;
     return absl::StrCat("the smallest change that fits: --set ",
                         absl::StrJoin(change.keys, " --set "));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,23 @@ struct WorkerRoom {
   uint64_t host_memory = 0;
 };
 WorkerRoom RoomOf(const v1::Hello& hello);
+
+// What ranks that were placed have taken of these workers and of their hosts' memory.
+class RoomLedger {
+ public:
+  explicit RoomLedger(const std::vector<WorkerRoom>& rooms);
+  size_t size() const { return rooms_.size(); }
+  bool taken(size_t worker) const { return taken_[worker]; }
+  // False, and nothing is taken, where the worker has a rank already or has no room for this one.
+  bool Take(size_t worker, const RankNeed& need);
+  void GiveBack(size_t worker, const RankNeed& need);
+
+ private:
+  const std::vector<WorkerRoom> rooms_;
+  const std::map<std::string, uint64_t> limits_;  // of hosts; 0: unknown
+  std::map<std::string, uint64_t> used_;          // of hosts
+  std::vector<bool> taken_;
+};
 
 // The workers that take ranks 0, 1, ...: the first in the given order that have room beside those
 // that were taken before. Empty: not all ranks find one.

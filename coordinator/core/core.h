@@ -151,6 +151,7 @@ class Core {
                       Decision* out);
   void SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
                 Decision* out);
+  static std::string PlacementOf(const Run& run);         // DescribePlacement
   static void ShowChange(const Run& run, Decision* out);  // to whoever keeps its series
   void AddEvent(Run& run, const std::string& reason, const Moment& moment, Decision* out);
   void EndJob(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,
@@ -172,8 +173,8 @@ class Core {
   static const std::vector<RankNeed>& Needs(Run& run, uint32_t ranks);
   bool NoneCanHold(Run& run) const;
   bool HasStores() const;
-  // As PickWorkers; empty, and `shortage`.
-  static std::vector<Member*> WithRoom(const std::vector<RankNeed>& needs,
+  // As WorkersFor; empty, and `shortage`.
+  static std::vector<Member*> WithRoom(const v1::JobSpec& spec, const std::vector<RankNeed>& needs,
                                        const std::vector<Member*>& members, std::string* shortage);
 
   // core_runs.cc

@@ -3,6 +3,7 @@
 #include "common/plan/planner.h"
 #include "coordinator/core/admission.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
@@ -33,12 +34,12 @@ absl::Status Core::WorkersCanHold(const v1::JobSpec& spec,
       ". See also zeroshard plan; with submit --force it waits for larger workers"));
 }
 
-std::vector<Member*> Core::WithRoom(const std::vector<RankNeed>& needs,
+std::vector<Member*> Core::WithRoom(const v1::JobSpec& spec, const std::vector<RankNeed>& needs,
                                     const std::vector<Member*>& members, std::string* shortage) {
   std::vector<WorkerRoom> rooms;
   for (const Member* member : members) rooms.push_back(RoomOf(member->hello));
   std::vector<Member*> chosen;
-  for (const size_t worker : PickWorkers(needs, rooms)) chosen.push_back(members[worker]);
+  for (const size_t worker : WorkersFor(spec, needs, rooms)) chosen.push_back(members[worker]);
   if (chosen.empty()) *shortage = DescribeShortage(needs, rooms);
   return chosen;
 }

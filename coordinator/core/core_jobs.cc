@@ -8,6 +8,7 @@
 #include "common/plan/planner.h"
 #include "coordinator/core/admission.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
@@ -228,6 +229,7 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
   run.opened = moment.now;
   run.start_deadline = moment.now + StartTimeout(run.job.spec);
   WakeBy(run.start_deadline);
+  const std::string placement = PlacementOf(run);
   // A run that recovers is RECOVERING until it runs again.
   SetState(
       run,
@@ -239,7 +241,8 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
                    run.World() < run.job.spec.resources().workers()
                        ? absl::StrCat("; ", run.World(), " of ", run.job.spec.resources().workers(),
                                       " workers, as resources.min_workers allows")
-                       : ""),
+                       : "",
+                   placement.empty() ? "" : "; ", placement),
       moment, out);
   for (const RankState& rank : run.ranks) out->records.push_back(rank.record);
   if (run.offload != nullptr) {
@@ -253,6 +256,14 @@ void Core::OpenGeneration(Run& run, const std::vector<Member*>& members, const M
   for (uint32_t rank = 0; rank < members.size(); ++rank) {
     SendAssign(run, run.ranks[rank], members[rank]->session, out);
   }
+}
+
+std::string Core::PlacementOf(const Run& run) {
+  const uint32_t tensor = run.job.spec.parallel().tensor();
+  if (tensor <= 1) return "";
+  std::vector<std::string> hosts;
+  for (const RankState& rank : run.ranks) hosts.push_back(rank.record.host);
+  return DescribePlacement(hosts, tensor);
 }
 
 void Core::SetState(Run& run, v1::JobState state, const std::string& reason, const Moment& moment,

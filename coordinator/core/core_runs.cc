@@ -8,6 +8,7 @@
 #include "common/spec/decision.h"
 #include "common/spec/loss_scale.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
@@ -347,12 +348,7 @@ void Core::SendAssign(const Run& run, const RankState& rank, SessionId session,
     if (UsesLossScale(run.job.spec)) *assign.mutable_loss_scale() = LossScaleOf(run);
   }
   if (!run.job.resume.checkpoint().empty()) *assign.mutable_resume() = run.job.resume;
-  const v1::ParallelSpec& parallel = run.job.spec.parallel();
-  const uint32_t tensor = std::max<uint32_t>(1, parallel.tensor());
-  const uint32_t pipeline = std::max<uint32_t>(1, parallel.pipeline());
-  assign.mutable_mesh()->set_tensor(tensor);
-  assign.mutable_mesh()->set_pipeline(pipeline);
-  assign.mutable_mesh()->set_data(std::max<uint32_t>(1, run.World() / (tensor * pipeline)));
+  *assign.mutable_mesh() = MeshMessage(run.job.spec, run.World());
   out->actions.push_back(SendToSession{session, std::move(message)});
 }
 

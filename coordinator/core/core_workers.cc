@@ -5,6 +5,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/job_mesh.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/text.h"
 
@@ -37,9 +38,11 @@ std::vector<Member*> Core::Choose(Run& run, const Moment& moment, std::string* w
                     " to stop");
     return {};
   }
-  for (uint32_t ranks = all - 1; ranks >= least; --ranks) {
+  // In whole replicas of the model, of which `all` and `least` are multiples.
+  const int64_t replica = RanksOfReplica(run.job.spec);
+  for (int64_t ranks = all - replica; ranks >= least; ranks -= replica) {
     std::string fewer;
-    chosen = ChooseFor(run, ranks, &fewer);
+    chosen = ChooseFor(run, static_cast<uint32_t>(ranks), &fewer);
     if (!chosen.empty()) return chosen;
   }
   absl::StrAppend(why_not, "; it can go on with ", least);
@@ -68,8 +71,8 @@ std::vector<Member*> Core::ChooseFor(Run& run, uint32_t ranks, std::string* why_
   for (auto& [fingerprint, group] : groups) {
     if (group.size() < wanted || group.size() <= best_of) continue;
     // Without a plan nothing is known of what it takes.
-    std::vector<Member*> chosen =
-        needs.size() == wanted ? WithRoom(needs, group, &shortage) : group;
+    std::vector<Member*> chosen = WithRoom(
+        spec, needs.size() == wanted ? needs : std::vector<RankNeed>(wanted), group, &shortage);
     if (chosen.empty()) continue;
     best = std::move(chosen);
     best_of = group.size();
@@ -142,9 +145,11 @@ bool Core::CanGrow(Run& run, const Moment& moment) {
       std::any_of(members_.all().begin(), members_.all().end(),
                   [&](const auto& entry) { return IsIdle(entry.second) && alike(entry.second); });
   if (!any || OthersWait(run, moment)) return false;
-  for (uint32_t ranks = all; ranks > run.World(); --ranks) {
+  const int64_t replica = RanksOfReplica(run.job.spec);
+  for (int64_t ranks = all; ranks > run.World(); ranks -= replica) {
     std::string why_not;
-    const std::vector<Member*> chosen = ChooseFor(run, ranks, &why_not, /*own_too=*/true);
+    const std::vector<Member*> chosen =
+        ChooseFor(run, static_cast<uint32_t>(ranks), &why_not, /*own_too=*/true);
     if (!chosen.empty() && alike(*chosen.front())) return true;
   }
   return false;

@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/planner.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/text.h"
 
 namespace zeroshard::coordinator {
@@ -22,6 +23,9 @@ v1::JobStatus Core::Brief(const Run& run) const {
   status.set_weights_digest(run.job.weights_digest);
   status.set_workers(run.job.spec.resources().workers());
   status.set_stage(run.job.spec.zero_optimization().stage());
+  const uint32_t ranks = run.World() == 0 ? run.job.spec.resources().workers() : run.World();
+  *status.mutable_mesh() = MeshMessage(run.job.spec, ranks);
+  status.set_placement(PlacementOf(run));
   status.set_first_step(run.job.first_step);
   if (!run.job.resume.checkpoint().empty()) *status.mutable_resume() = run.job.resume;
   if (run.job.checkpoint.step() != 0) *status.mutable_checkpoint() = run.job.checkpoint;
@@ -81,6 +85,7 @@ absl::StatusOr<v1::JobStatus> Core::Status(const std::string& job, const Moment&
     rank.set_rank(state.record.rank);
     rank.set_member(state.record.member);
     rank.set_host(state.record.host);
+    *rank.mutable_position() = PositionMessage(status.mesh(), state.record.rank);
     *rank.mutable_progress() = state.progress;
     rank.mutable_progress()->clear_usage();
     // Done, it is in none; of a rank that failed the last one is evidence.

@@ -245,6 +245,65 @@ TEST_F(CommandTest, StatusShowsRanksPlanAndEvents) {
   EXPECT_EQ(json["events"][0]["state"], "RUNNING");
 }
 
+TEST_F(CommandTest, StatusDrawsTheMesh) {
+  v1::JobStatus job = Job("a", v1::JOB_STATE_RUNNING, "");
+  job.mutable_mesh()->set_pipeline(2);
+  job.mutable_mesh()->set_data(5);
+  job.mutable_mesh()->set_tensor(2);
+  job.set_placement("each of 10 tensor groups is on one host");
+  for (uint32_t r = 0; r < 20; ++r) {
+    v1::RankStatus* rank = job.add_ranks();
+    rank->set_rank(r);
+    rank->set_member(absl::StrCat("w", r));
+    rank->set_host(absl::StrCat("h", r / 2));
+    rank->mutable_position()->set_pipeline(r / 10);
+    rank->mutable_position()->set_data(r / 2 % 5);
+    rank->mutable_position()->set_tensor(r % 2);
+  }
+  fake_.jobs = {job};
+  const std::string text = Run({"status", "a"}).out;
+  EXPECT_THAT(text, HasSubstr("pipeline 2 x data 5 x tensor 2; each of 10 tensor groups"));
+  EXPECT_THAT(text,
+              HasSubstr("STAGE  TENSOR  DATA 0         DATA 1         DATA 2         DATA 3\n"
+                        "0      0       0: w0 on h0    2: w2 on h1    4: w4 on h2    6: w6 on "
+                        "h3\n"
+                        "       1       1: w1 on h0    3: w3 on h1    5: w5 on h2    7: w7 on "
+                        "h3\n"
+                        "1      0       10: w10 on h5  12: w12 on h6"));
+  EXPECT_THAT(text, HasSubstr("STAGE  TENSOR  DATA 4\n0      0       8: w8 on h4\n"));
+  const Json json = Json::parse(Run({"status", "a", "--output", "json"}).out);
+  EXPECT_EQ(json["mesh"]["data"], 5);
+  EXPECT_EQ(json["ranks"][19]["position"]["pipeline"], 1);
+  EXPECT_EQ(json["ranks"][19]["position"]["data"], 4);
+  // What is not the size that it says is not drawn.
+  fake_.jobs[0].mutable_mesh()->set_data(4'000'000'000);
+  EXPECT_THAT(Run({"status", "a"}).out, Not(HasSubstr("STAGE  TENSOR")));
+  fake_.jobs[0].mutable_mesh()->set_data(20);
+  fake_.jobs[0].mutable_mesh()->set_pipeline(1);
+  fake_.jobs[0].mutable_mesh()->set_tensor(1);
+  EXPECT_THAT(Run({"status", "a"}).out, Not(HasSubstr("mesh")));
+}
+
+TEST_F(CommandTest, SubmitSaysTheMesh) {
+  const Outcome plain = Run({"submit", job_});
+  EXPECT_THAT(plain.out, Not(HasSubstr("mesh")));
+  const std::vector<std::string> mesh = {
+      "--set", "resources.workers=4", "--set", "parallel={tensor: 2, pipeline: 2}",
+      "--set", "train_batch_size=12", "--set", "train_micro_batch_size_per_gpu=4"};
+  std::vector<std::string> submit = {"submit", job_}, validate = {"validate", job_};
+  submit.insert(submit.end(), mesh.begin(), mesh.end());
+  validate.insert(validate.end(), mesh.begin(), mesh.end());
+  // Of 3 micro-batches through 2 stages: 1 / (3 + 1).
+  const char* const words =
+      "mesh: pipeline 2 x data 1 x tensor 2; 3 micro-batches of a rank and step through 2 stages "
+      "leave it idle for 25 %\n";
+  const Outcome outcome = Run(submit);
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(words));
+  EXPECT_EQ(fake_.submitted.spec().parallel().pipeline(), 2u);
+  EXPECT_THAT(Run(validate).out, HasSubstr(absl::StrCat("# ", words)));
+}
+
 TEST_F(CommandTest, StatusShowsWhatWasPlannedAndWhatWasMeasured) {
   v1::JobStatus job = Job("a", v1::JOB_STATE_RUNNING, "");
   for (uint32_t r = 0; r < 2; ++r) {

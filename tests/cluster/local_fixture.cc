@@ -60,9 +60,15 @@ LocalTest::~LocalTest() {
 
 std::unique_ptr<Process> LocalTest::StartLocal(const std::string& workdir,
                                                const std::vector<std::string>& more) {
-  std::vector<std::string> argv = {program_,    "local",     job_,
-                                   "--workers", "2",         "--threads",
-                                   "1",         "--workdir", folder_ + "/" + workdir};
+  std::vector<std::string> argv = {program_,
+                                   "local",
+                                   job_,
+                                   "--workers",
+                                   absl::StrCat(workers_),
+                                   "--threads",
+                                   "1",
+                                   "--workdir",
+                                   folder_ + "/" + workdir};
   argv.insert(argv.end(), more.begin(), more.end());
   return std::make_unique<Process>(argv, absl::StrCat(folder_, "/process-", processes_++));
 }

@@ -22,7 +22,7 @@ class LocalTest : public testing::Test {
   LocalTest();
   ~LocalTest() override;
 
-  // `zeroshard local` with two workers of one thread; `workdir` is a folder of the test's.
+  // `zeroshard local` with `workers_` workers of one thread; `workdir` is a folder of the test's.
   std::unique_ptr<Process> StartLocal(const std::string& workdir,
                                       const std::vector<std::string>& more = {});
   // Any other command, to its end.
@@ -50,6 +50,7 @@ class LocalTest : public testing::Test {
   std::string folder_;
   std::string job_;
   std::string program_;
+  int workers_ = 2;
 
  private:
   int processes_ = 0;

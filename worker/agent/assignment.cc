@@ -1,5 +1,6 @@
 #include "worker/agent/assignment.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/hf/config.h"
 #include "common/log.h"
+#include "common/plan/job_mesh.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
 
@@ -26,13 +28,48 @@ absl::Status CheckStores(const v1::Assign& assign) {
   return absl::OkStatus();
 }
 
+absl::Status CheckMesh(const v1::Assign& assign) {
+  const MeshShape shape = ShapeOf(assign);
+  const v1::ParallelSpec& parallel = assign.spec().parallel();
+  const auto wanted = [](uint32_t degree) { return static_cast<int>(std::max(1U, degree)); };
+  if (int64_t{shape.pipeline} * shape.data * shape.tensor == assign.world_size() &&
+      shape.pipeline == wanted(parallel.pipeline()) && shape.tensor == wanted(parallel.tensor()))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "assigned a mesh of ", shape.pipeline, " pipeline x ", shape.data, " data x ", shape.tensor,
+      " tensor ranks for ", assign.world_size(), " ranks with parallel.pipeline ",
+      wanted(parallel.pipeline()), " and parallel.tensor ", wanted(parallel.tensor())));
+}
+
 }  // namespace
+
+MeshShape ShapeOf(const v1::Assign& assign) {
+  if (!assign.has_mesh()) return {.data = static_cast<int>(assign.world_size())};
+  const v1::Mesh& mesh = assign.mesh();
+  const auto size = [](uint32_t ranks) { return static_cast<int>(std::min(ranks, 1U << 20)); };
+  return {
+      .pipeline = size(mesh.pipeline()), .data = size(mesh.data()), .tensor = size(mesh.tensor())};
+}
+
+int CopiesOf(const v1::Assign& assign) {
+  const absl::StatusOr<ModelTable> model = MakeModelTable(assign.spec().model());
+  return model.ok() ? KeyValueCopies(model->config, ShapeOf(assign).tensor) : 1;
+}
+
+std::string PlaceInMesh(const v1::Assign& assign) {
+  const MeshShape shape = ShapeOf(assign);
+  if (!CheckMesh(assign).ok() || shape.data == shape.Ranks()) return "";
+  const MeshPosition at = PositionOf(shape, static_cast<int>(assign.rank()));
+  return absl::StrCat(", pipeline ", at.pipeline, " of ", shape.pipeline, ", data ", at.data,
+                      " of ", shape.data, ", tensor ", at.tensor, " of ", shape.tensor);
+}
 
 absl::Status CheckAssignment(const v1::Assign& assign) {
   if (assign.world_size() == 0 || assign.rank() >= assign.world_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("assigned rank ", assign.rank(), " of ", assign.world_size(), " ranks"));
   }
+  ZS_RETURN_IF_ERROR(CheckMesh(assign));
   const v1::TimeoutSpec& timeouts = assign.spec().timeouts();
   if (timeouts.start_seconds() == 0 || timeouts.step_seconds() == 0 ||
       timeouts.collective_seconds() == 0) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/log.h"
+#include "common/plan/job_mesh.h"
 #include "common/plan/model_table.h"
 #include "common/plan/offload.h"
 #include "common/status_macros.h"
@@ -60,7 +61,7 @@ struct JobRun::Parts {
   std::unique_ptr<Device> device;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<StateStore> store;  // of an offloaded job
-  std::unique_ptr<Communicator> comm;
+  MeshLinks links;
   std::unique_ptr<Trainer> trainer;
   ~Parts() { metrics->End(); }  // before what it reads goes
 };
@@ -151,7 +152,7 @@ JobRun::JobRun(const JobRunContext& context, v1::Assign assign, v1::Fence fence)
 
 void JobRun::Run() {
   LogInfo("job ", assign_.job(), " (run ", assign_.run_id(), ", generation ", assign_.generation(),
-          "): rank ", assign_.rank(), " of ", assign_.world_size());
+          "): rank ", assign_.rank(), " of ", assign_.world_size(), PlaceInMesh(assign_));
   std::string digest;
   const absl::Status status = Train(&digest);
   Enter("waiting");
@@ -183,7 +184,7 @@ void JobRun::Stop(const std::string& reason, bool silent) {
 
 void JobRun::AbortParts(const std::string& reason) {
   std::lock_guard<std::mutex> lock(parts_mutex_);
-  if (comm_ != nullptr) comm_->Abort(reason);
+  if (links_ != nullptr) links_->Abort(reason);
   if (store_ != nullptr) store_->Abort(reason);
 }
 
@@ -248,7 +249,7 @@ absl::Status JobRun::Train(std::string* digest) {
     if (!broken.ok()) context_.backend->exit_process(last);
   }
   std::lock_guard<std::mutex> lock(parts_mutex_);
-  comm_ = nullptr;
+  links_ = nullptr;
   store_ = nullptr;
   return status;
 }
@@ -283,14 +284,15 @@ absl::Status JobRun::Prepare(Parts* parts) {
   // An offloaded step waits for the coordinator in the middle; other ranks' waits are for each
   // other.
   if (offloaded()) options.presence = context_.presence;
-  ZS_ASSIGN_OR_RETURN(
-      parts->comm, context_.backend->make_communicator(options, &rendezvous, parts->device.get()));
-  context_.metrics->SetTraffic(&parts->comm->traffic());
+  ZS_ASSIGN_OR_RETURN(parts->links,
+                      MakeMeshLinks(ShapeOf(assign_), CopiesOf(assign_), options, &rendezvous,
+                                    parts->device.get(), context_.backend->make_communicator));
+  context_.metrics->SetTraffic(parts->links.Traffic());
   {
     std::lock_guard<std::mutex> lock(parts_mutex_);
-    comm_ = parts->comm.get();
+    links_ = &parts->links;
   }
-  ZS_RETURN_IF_ERROR(Stopped());  // a Stop before this did not see the communicator
+  ZS_RETURN_IF_ERROR(Stopped());  // a Stop before this did not see the communicators
   ++advances_;
   if (offloaded()) ZS_RETURN_IF_ERROR(OpenStore(parts));
 
@@ -307,13 +309,17 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.run_id = assign_.run_id();
   trainer.device = parts->device.get();
   trainer.ops = parts->ops.get();
-  trainer.comm = parts->comm.get();
+  trainer.comm = parts->links.DataLine();
+  trainer.mesh = parts->links.ForTrainer(ShapeOf(assign_));
+  if (spec.parallel().has_virtual_stages())
+    trainer.mesh.virtual_stages = static_cast<int>(spec.parallel().virtual_stages());
+  trainer.mesh.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
   trainer.data = parts->data.get();
   trainer.eval_data = parts->eval_data.get();
   trainer.tokenizer = parts->tokenizer.get();
   trainer.stop = &stop_;
   ZS_ASSIGN_OR_RETURN(parts->trainer, context_.backend->make_trainer(trainer));
-  context_.metrics->SetTrain(&parts->trainer->counters());
+  context_.metrics->SetTrain(&parts->trainer->counters(), parts->trainer->bubble());
   ++advances_;
   return absl::OkStatus();
 }
@@ -328,9 +334,11 @@ absl::Status JobRun::OpenStore(Parts* parts) {
   ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
   if (!parts->device->is_host()) {
     ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(assign_.spec().model()));
+    const MeshShape shape = ShapeOf(assign_);
+    const MeshPosition at = PositionOf(shape, static_cast<int>(assign_.rank()));
+    ZS_ASSIGN_OR_RETURN(const StageModel part, PartOf(assign_.spec(), model, at));
     const size_t host_bytes =
-        StagedBytes(model, static_cast<int>(assign_.world_size()), static_cast<int>(assign_.rank()),
-                    type, most_pushed, most_pulled);
+        StagedBytes(part.model, shape.data, at.data, type, most_pushed, most_pulled);
     parts->store = MakeStagedStore(std::move(parts->store), parts->device.get(), type, host_bytes);
   }
   context_.metrics->SetOffload(&parts->store->counters());

@@ -12,6 +12,7 @@
 #include "common/member/cluster_client.h"
 #include "common/presence.h"
 #include "worker/agent/backend.h"
+#include "worker/agent/mesh_links.h"
 #include "worker/agent/report_queue.h"
 #include "worker/agent/worker_metrics.h"
 
@@ -109,9 +110,9 @@ class JobRun {
   std::string leaving_;  // why the worker leaves
   std::string saved_;    // the trainer's words, once all ranks have saved and stopped
 
-  std::mutex parts_mutex_;        // also held while they are aborted: they must not go meanwhile
-  Communicator* comm_ = nullptr;  // while there is one to abort
-  StateStore* store_ = nullptr;   // the same
+  std::mutex parts_mutex_;  // also held while they are aborted: they must not go meanwhile
+  const MeshLinks* links_ = nullptr;  // while there are some to abort
+  StateStore* store_ = nullptr;       // the same
 };
 
 }  // namespace zeroshard

@@ -54,14 +54,15 @@ void WorkerMetrics::SetMemory(const MemoryAccounting* memory) {
   memory_ = memory;
 }
 
-void WorkerMetrics::SetTraffic(const TrafficCounters* traffic) {
+void WorkerMetrics::SetTraffic(std::vector<const TrafficCounters*> traffic) {
   std::lock_guard<std::mutex> lock(mutex_);
-  traffic_ = traffic;
+  traffic_ = std::move(traffic);
 }
 
-void WorkerMetrics::SetTrain(const TrainCounters* train) {
+void WorkerMetrics::SetTrain(const TrainCounters* train, const BubbleShares& bubble) {
   std::lock_guard<std::mutex> lock(mutex_);
   train_ = train;
+  bubble_ = bubble;
 }
 
 void WorkerMetrics::SetOffload(const OffloadCounters* offload) {
@@ -73,8 +74,9 @@ void WorkerMetrics::End() {
   std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   memory_ = nullptr;
-  traffic_ = nullptr;
+  traffic_.clear();
   train_ = nullptr;
+  bubble_ = {};
   offload_ = nullptr;
   barrier_nanoseconds_ = nullptr;
 }
@@ -106,14 +108,16 @@ void WorkerMetrics::CollectJob(std::vector<MetricFamily>* families) const {
   families->push_back(memory.Take());
 
   FamilyBuilder traffic("zeroshard_worker_collective_bytes_total",
-                        "Bytes this rank sent to other ranks, by collective and phase.",
+                        "Bytes this rank sent to other ranks, along all dimensions of the mesh, "
+                        "by collective and phase.",
                         MetricType::Counter, labels_);
   for (int o = 0; o < kCollectiveOps; ++o) {
     for (int p = 0; p < kPhases; ++p) {
       const auto op = static_cast<CollectiveOp>(o);
       const auto phase = static_cast<Phase>(p);
-      traffic.Add(traffic_ == nullptr ? 0 : static_cast<double>(traffic_->Get(op, phase)),
-                  {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
+      uint64_t bytes = 0;
+      for (const TrafficCounters* line : traffic_) bytes += line->Get(op, phase);
+      traffic.Add(static_cast<double>(bytes), {{"op", NameOf(op)}, {"phase", NameOf(phase)}});
     }
   }
   families->push_back(traffic.Take());
@@ -162,6 +166,31 @@ void WorkerMetrics::CollectJob(std::vector<MetricFamily>* families) const {
                       MetricType::Counter, labels_);
   steps.Add(static_cast<double>(steps_.load()));
   families->push_back(steps.Take());
+  CollectPipeline(families);
+}
+
+void WorkerMetrics::CollectPipeline(std::vector<MetricFamily>* families) const {
+  uint64_t all = 0;
+  const uint64_t waited = train_ == nullptr ? 0 : train_->pipeline_wait_nanoseconds.load();
+  for (int p = 0; p < kStepPhases && train_ != nullptr; ++p) all += train_->phase_nanoseconds[p];
+  FamilyBuilder wait("zeroshard_worker_pipeline_wait_seconds_total",
+                     "Seconds this rank's training thread waited for other stages of its pipeline, "
+                     "of those of the phase communication.",
+                     MetricType::Counter, labels_);
+  wait.Add(static_cast<double>(waited) * 1e-9);
+  families->push_back(wait.Take());
+
+  FamilyBuilder bubble(
+      "zeroshard_worker_pipeline_bubble_ratio",
+      "Share of a step that the ranks of a pipeline stand idle: predicted for "
+      "equal stages, counted from the schedule by what units cost, and measured on "
+      "this rank since its generation began to train. 0 without a pipeline.",
+      MetricType::Gauge, labels_);
+  bubble.Add(bubble_.predicted, {{"kind", "predicted"}});
+  bubble.Add(bubble_.counted, {{"kind", "counted"}});
+  bubble.Add(all == 0 ? 0 : static_cast<double>(waited) / static_cast<double>(all),
+             {{"kind", "measured"}});
+  families->push_back(bubble.Take());
 }
 
 }  // namespace zeroshard

@@ -30,8 +30,10 @@ class WorkerMetrics : public prometheus::Collectable {
              const std::atomic<uint64_t>* barrier_nanoseconds);
   // Until these are known their series are 0. What is passed must stay until End has returned.
   void SetMemory(const MemoryAccounting* memory);
-  void SetTraffic(const TrafficCounters* traffic);
-  void SetTrain(const TrainCounters* train);
+  // Of each communicator that the rank has.
+  void SetTraffic(std::vector<const TrafficCounters*> traffic);
+  // `bubble`: of the schedule; what is measured comes from the counters.
+  void SetTrain(const TrainCounters* train, const BubbleShares& bubble = {});
   void SetOffload(const OffloadCounters* offload);
   // This rank has finished a step.
   void CountStep() { ++steps_; }
@@ -41,6 +43,7 @@ class WorkerMetrics : public prometheus::Collectable {
 
  private:
   void CollectJob(std::vector<prometheus::MetricFamily>* families) const;
+  void CollectPipeline(std::vector<prometheus::MetricFamily>* families) const;
 
   std::atomic<uint64_t> device_memory_{0};
   std::atomic<uint64_t> steps_{0};
@@ -49,8 +52,9 @@ class WorkerMetrics : public prometheus::Collectable {
   std::vector<prometheus::ClientMetric::Label> labels_;  // job, rank, stage
   const std::atomic<uint64_t>* barrier_nanoseconds_ = nullptr;
   const MemoryAccounting* memory_ = nullptr;
-  const TrafficCounters* traffic_ = nullptr;
+  std::vector<const TrafficCounters*> traffic_;
   const TrainCounters* train_ = nullptr;
+  BubbleShares bubble_;
   const OffloadCounters* offload_ = nullptr;
 };
 

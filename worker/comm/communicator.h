@@ -182,6 +182,10 @@ struct CommunicatorOptions {
   std::shared_ptr<const Presence> presence = nullptr;
   // Sums in rank order, the same bits for any world size. Gloo's always are.
   bool deterministic = true;
+  // Of a line of a mesh (line_communicator.h): what messages call it, and by rank here the rank of
+  // the job, which is who an error blames. Empty: the ranks are the job's.
+  std::string line;
+  std::vector<int> job_ranks;
 };
 
 // Full mesh over TCP, over host memory: of a device that is not the host, through

@@ -19,6 +19,8 @@ GlooCommunicator::GlooCommunicator(const CommunicatorOptions& options, const Glo
                                    std::unique_ptr<Mesh> mesh, Device* device)
     : rank_(options.rank),
       size_(options.size),
+      line_(options.line),
+      job_ranks_(options.job_ranks),
       operation_timeout_(options.operation_timeout),
       tuning_(tuning),
       device_(device),
@@ -96,6 +98,7 @@ absl::Status GlooCommunicator::AllGatherHost(void* buffer, int64_t bytes,
 Event GlooCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
                                 std::function<absl::Status()> body) {
   std::string what = OperationName(name, info, rank_, size_);
+  if (!line_.empty()) what = absl::StrCat(line_, ": ", what);
   absl::MutexLock lock(&enqueue_mutex_);
   return stream_->Enqueue([this, what = std::move(what), after, body = std::move(body)] {
     return Run(what, after, body);
@@ -131,7 +134,10 @@ absl::Status GlooCommunicator::Refusal(const std::string& what) {
 absl::Status GlooCommunicator::Fail(const std::string& what, const absl::Status& status) {
   absl::Status named = Prefixed(what, status);
   if (mesh_ != nullptr && mesh_->blamed() >= 0 && !BlamedRank(named).has_value()) {
-    SetBlamedRank(static_cast<uint32_t>(mesh_->blamed()), &named);
+    const auto blamed = static_cast<size_t>(mesh_->blamed());
+    SetBlamedRank(
+        static_cast<uint32_t>(blamed < job_ranks_.size() ? job_ranks_[blamed] : mesh_->blamed()),
+        &named);
   }
   {
     absl::MutexLock lock(&mutex_);

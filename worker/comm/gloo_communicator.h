@@ -109,6 +109,8 @@ class GlooCommunicator : public Communicator {
 
   const int rank_;
   const int size_;
+  const std::string line_;            // CommunicatorOptions::line
+  const std::vector<int> job_ranks_;  // CommunicatorOptions::job_ranks
   const absl::Duration operation_timeout_;
   const GlooTuning tuning_;
   Device* const device_;

@@ -75,6 +75,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeLineCommunicator(const MeshLin
   CommunicatorOptions options = job;
   options.rank = *place;
   options.size = static_cast<int>(line.ranks.size());
+  options.line = absl::StrCat(line.dimension, " line ", line.line, " (ranks ",
+                              absl::StrJoin(line.ranks, ", "), " of the job)");
+  options.job_ranks = line.ranks;
   absl::StatusOr<std::unique_ptr<Communicator>> made;
   if (rendezvous == nullptr) {
     made = make(options, nullptr, device);

@@ -31,7 +31,8 @@ using CommunicatorMaker = std::function<absl::StatusOr<std::unique_ptr<Communica
 // of the whole job is made with; `rendezvous` is the generation's and needs to live no longer than
 // this call. INVALID_ARGUMENT: no name for the dimension, a rank that the job does not have or that
 // is there twice, or this rank is not in the list; the maker's errors say which line it was. Ranks
-// in the messages of the communicator are those of the line.
+// in the messages of the communicator are those of the line, which they name; the rank that an
+// error blames is the job's.
 // A rank that is in several lines makes them in the same order as the others.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeLineCommunicator(const MeshLine& line,
                                                                    const CommunicatorOptions& job,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
@@ -18,33 +19,37 @@ int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples) {
   return static_cast<int64_t>(batches * a_batch);
 }
 
-Evaluator::Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngine* engine,
-                     ModelRunner* runner, Communicator* comm)
+Evaluator::Evaluator(const v1::JobSpec& spec, const TokenDataset* data, LossRunner* runner,
+                     const MeshShape& shape, Communicator* job)
     : micro_batch_(static_cast<int64_t>(spec.train_micro_batch_size_per_gpu())),
       micro_batches_(EvalMicroBatches(spec, data->sample_count())),
-      rounds_(CeilDiv(micro_batches_, comm->size())),
+      rounds_(CeilDiv(micro_batches_, shape.data)),
       sequence_(spec.model().sequence_length()),
       seed_(spec.seed()),
       data_(data),
-      engine_(engine),
       runner_(runner),
-      comm_(comm) {}
+      shape_(shape),
+      job_(job) {}
 
 absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const v1::JobSpec& spec,
                                                              const TokenDataset* data,
-                                                             ZeroEngine* engine,
-                                                             ModelRunner* runner, Device* device,
-                                                             Communicator* comm) {
-  std::unique_ptr<Evaluator> evaluator(new Evaluator(spec, data, engine, runner, comm));
-  ZS_ASSIGN_OR_RETURN(evaluator->buffers_,
-                      BatchBuffers::Create(evaluator->micro_batch_, evaluator->sequence_, device));
+                                                             LossRunner* runner,
+                                                             const MeshShape& shape, Device* device,
+                                                             Communicator* job) {
+  std::unique_ptr<Evaluator> evaluator(new Evaluator(spec, data, runner, shape, job));
+  for (int64_t i = 0; i < runner->OpenLosses(); ++i) {
+    ZS_ASSIGN_OR_RETURN(
+        std::unique_ptr<BatchBuffers> buffers,
+        BatchBuffers::Create(evaluator->micro_batch_, evaluator->sequence_, device));
+    evaluator->buffers_.push_back(std::move(buffers));
+  }
   ZS_RETURN_IF_ERROR(evaluator->CheckTargets());
   return evaluator;
 }
 
 absl::Status Evaluator::CheckTargets() {
   for (int64_t j = 0; j < micro_batches_; ++j) {
-    ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, LoadBatch(j));
+    ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, LoadBatch(j, buffers_.front().get()));
     if (batch.tokens > 0) return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
@@ -53,8 +58,8 @@ absl::Status Evaluator::CheckTargets() {
       micro_batches_ * micro_batch_));
 }
 
-absl::StatusOr<LoadedBatch> Evaluator::LoadBatch(int64_t j) {
-  ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, buffers_->Load(*data_, [&](int64_t i) {
+absl::StatusOr<LoadedBatch> Evaluator::LoadBatch(int64_t j, BatchBuffers* buffers) {
+  ZS_ASSIGN_OR_RETURN(const LoadedBatch batch, buffers->Load(*data_, [&](int64_t i) {
     const int64_t sample = j * micro_batch_ + i;
     return sample < data_->sample_count() ? sample : -1;  // the last one may not be full
   }));
@@ -62,33 +67,33 @@ absl::StatusOr<LoadedBatch> Evaluator::LoadBatch(int64_t j) {
   return batch;
 }
 
-absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress& progress,
+absl::StatusOr<MicroBatch> Evaluator::LoadRound(uint64_t step, int64_t round) {
+  BatchBuffers& buffers = *buffers_[static_cast<size_t>(round) % buffers_.size()];
+  const int64_t j = round * shape_.data + PositionOf(shape_, job_->rank()).data;
+  LoadedBatch batch{.mb = buffers.last()};
+  // As in training: a rank without a micro-batch in the last round repeats what it has.
+  if (j < micro_batches_) {
+    ZS_ASSIGN_OR_RETURN(batch, LoadBatch(j, &buffers));
+  }
+  stats_[static_cast<size_t>(job_->rank() * rounds_ + round)].tokens = batch.tokens;
+  batch.mb.seed = seed_;
+  batch.mb.step = step;
+  batch.mb.first_sample = j * micro_batch_;
+  batch.mb.dropout = false;
+  return batch.mb;
+}
+
+absl::StatusOr<double> Evaluator::Run(uint64_t step, const LossRunner::Progress& progress,
                                       const std::atomic<bool>& stop) {
-  const int size = comm_->size(), rank = comm_->rank();
-  stats_.assign(static_cast<size_t>(rounds_ * size), {});
-  for (int64_t round = 0; round < rounds_; ++round) {
-    if (stop) return absl::CancelledError("stopped");
-    progress(StepPhase::kData, "evaluation");
-    engine_->BeginEvaluation(step);
-    const int64_t j = round * size + rank;
-    // As in training: a rank without a micro-batch in the last round repeats what it has.
-    const bool active = j < micro_batches_;
-    LoadedBatch batch{.mb = buffers_->last()};
-    if (active) {
-      ZS_ASSIGN_OR_RETURN(batch, LoadBatch(j));
-    }
-    MicroBatch& mb = batch.mb;
-    mb.seed = seed_;
-    mb.step = step;
-    mb.first_sample = j * micro_batch_;
-    mb.dropout = false;
-    const int64_t slot = round % runner_->slots();
-    ZS_RETURN_IF_ERROR(runner_->Loss(mb, slot, progress));
-    RoundStats* own = &stats_[static_cast<size_t>(rank * rounds_ + round)];
-    own->tokens = batch.tokens;
-    if (slot + 1 < runner_->slots() && round + 1 < rounds_) continue;
-    ZS_ASSIGN_OR_RETURN(const absl::Span<const MicroBatchSums> sums, runner_->Sums(slot + 1));
-    for (int64_t i = 0; i <= slot; ++i) own[i - slot].loss = sums[static_cast<size_t>(i)].loss;
+  stats_.assign(static_cast<size_t>(rounds_ * job_->size()), {});
+  RoundStats* const own = &stats_[static_cast<size_t>(job_->rank() * rounds_)];
+  const int64_t most = runner_->MostLosses();
+  for (int64_t first = 0; first < rounds_; first += most) {
+    const int64_t n = std::min(most, rounds_ - first);
+    const auto load = [&](int64_t i) { return LoadRound(step, first + i); };
+    ZS_ASSIGN_OR_RETURN(const absl::Span<const MicroBatchSums> sums,
+                        runner_->Losses(step, n, load, progress, stop));
+    for (int64_t i = 0; i < n; ++i) own[first + i].loss = sums[static_cast<size_t>(i)].loss;
   }
   progress(StepPhase::kCommunication, "evaluation");
   return Fold(step);
@@ -96,12 +101,12 @@ absl::StatusOr<double> Evaluator::Run(uint64_t step, const ModelRunner::Progress
 
 absl::StatusOr<double> Evaluator::Fold(uint64_t step) {
   const CollectiveInfo info{.phase = Phase::kForward, .unit = "evaluation", .step = step};
-  ZS_RETURN_IF_ERROR(comm_->AllGatherHost(stats_.data(), rounds_ * kStatsRoundBytes, info));
+  ZS_RETURN_IF_ERROR(job_->AllGatherHost(stats_.data(), rounds_ * kStatsRoundBytes, info));
   double loss = 0;
   int64_t tokens = 0;
   for (int64_t j = 0; j < micro_batches_; ++j) {
-    const int64_t rank = j % comm_->size();
-    const RoundStats& stats = stats_[static_cast<size_t>(rank * rounds_ + j / comm_->size())];
+    const int rank = LossRank(shape_, j);
+    const RoundStats& stats = stats_[static_cast<size_t>(rank * rounds_ + j / shape_.data)];
     if (!std::isfinite(stats.loss)) {
       absl::Status status = absl::InternalError(absl::StrFormat(
           "step %d: non-finite evaluation loss (%g) on rank %d, samples %d to %d of eval.data, "

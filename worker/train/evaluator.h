@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/rank_mesh.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/batch_buffers.h"
-#include "worker/train/model_runner.h"
+#include "worker/train/loss_runner.h"
 #include "worker/train/step_stats.h"
 
 namespace zeroshard {
@@ -19,27 +20,30 @@ int64_t EvalMicroBatches(const v1::JobSpec& spec, int64_t samples);
 
 class Evaluator {
  public:
-  // All pointers outlive this. INVALID_ARGUMENT: no token of an evaluation
-  // carries a loss. DATA_LOSS as TokenDataset::status.
+  // All pointers outlive this; `job` connects all ranks, which are a mesh of `shape`.
+  // INVALID_ARGUMENT: no token of an evaluation carries a loss. DATA_LOSS as TokenDataset::status.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const v1::JobSpec& spec,
                                                            const TokenDataset* data,
-                                                           ZeroEngine* engine, ModelRunner* runner,
-                                                           Device* device, Communicator* comm);
+                                                           LossRunner* runner,
+                                                           const MeshShape& shape, Device* device,
+                                                           Communicator* job);
 
   // Collective: the mean loss over all tokens that count, the same number on every rank and at any
-  // world size and stage: micro-batch j (samples [j*mb, (j+1)*mb) of the file order) is rank
-  // j mod N's, and losses are added in fp64 in the order of j. No dropout. Between steps; changes
-  // nothing that training uses. INTERNAL, marked non-finite, names step, rank and samples;
+  // world size and stage: micro-batch j (samples [j*mb, (j+1)*mb) of the file order) is data
+  // index j mod D's, and losses are added in fp64 in the order of j. No dropout. Between steps;
+  // changes nothing that training uses. INTERNAL, marked non-finite, names step, rank and samples;
   // DATA_LOSS as TokenDataset::status.
-  absl::StatusOr<double> Run(uint64_t step, const ModelRunner::Progress& progress,
+  absl::StatusOr<double> Run(uint64_t step, const LossRunner::Progress& progress,
                              const std::atomic<bool>& stop);
 
  private:
-  Evaluator(const v1::JobSpec& spec, const TokenDataset* data, ZeroEngine* engine,
-            ModelRunner* runner, Communicator* comm);
+  Evaluator(const v1::JobSpec& spec, const TokenDataset* data, LossRunner* runner,
+            const MeshShape& shape, Communicator* job);
   // Whether there is anything to measure: usually the first sample tells.
   absl::Status CheckTargets();
-  absl::StatusOr<LoadedBatch> LoadBatch(int64_t j);
+  absl::StatusOr<LoadedBatch> LoadBatch(int64_t j, BatchBuffers* buffers);
+  // This rank's micro-batch of a round.
+  absl::StatusOr<MicroBatch> LoadRound(uint64_t step, int64_t round);
   absl::StatusOr<double> Fold(uint64_t step);
 
   const int64_t micro_batch_;
@@ -48,11 +52,11 @@ class Evaluator {
   const int64_t sequence_;
   const uint64_t seed_;
   const TokenDataset* const data_;
-  ZeroEngine* const engine_;
-  ModelRunner* const runner_;
-  Communicator* const comm_;
-  std::unique_ptr<BatchBuffers> buffers_;
-  std::vector<RoundStats> stats_;  // [rank][round]
+  LossRunner* const runner_;
+  const MeshShape shape_;
+  Communicator* const job_;
+  std::vector<std::unique_ptr<BatchBuffers>> buffers_;  // of the micro-batches open at once
+  std::vector<RoundStats> stats_;                       // [rank][round]
 };
 
 }  // namespace zeroshard

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {
@@ -23,21 +22,6 @@ std::optional<TensorPlace> FindTensor(const ModelTable& model, const std::string
       if (parameters[i].name == name) return TensorPlace{u, i};
   }
   return std::nullopt;
-}
-
-absl::StatusOr<std::vector<float>> SliceOf(const ModelTable& full, const TensorRank& slice,
-                                           const TensorPlace& place,
-                                           absl::Span<const float> values) {
-  const ParameterInfo& whole = place.In(full);
-  if (static_cast<int64_t>(values.size()) != whole.size) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has %d elements, not %d", whole.name, whole.size, values.size()));
-  }
-  const ParameterInfo& local = place.In(slice.model);
-  std::vector<float> part(static_cast<size_t>(local.size));
-  for (const SliceRun& run : RunsOf(slice, place))
-    std::copy_n(values.begin() + run.element, run.size, part.begin() + run.local - local.offset);
-  return part;
 }
 
 absl::StatusOr<std::vector<float>> JoinSlices(const ModelTable& full, const TensorPlace& place,

@@ -26,12 +26,6 @@ struct TensorPlace {
 // Empty where the model has none of that name.
 std::optional<TensorPlace> FindTensor(const ModelTable& model, const std::string& name);
 
-// Of the `values` of a tensor of `full` what `slice`, of that model, has: its rows, then zeros for
-// padding. INVALID_ARGUMENT where there are not as many values as the tensor has elements.
-absl::StatusOr<std::vector<float>> SliceOf(const ModelTable& full, const TensorRank& slice,
-                                           const TensorPlace& place,
-                                           absl::Span<const float> values);
-
 // Collective over a tensor line: the full tensor, of which this rank has the part `own`. The
 // collective's errors.
 absl::StatusOr<std::vector<float>> JoinSlices(const ModelTable& full, const TensorPlace& place,

@@ -8,13 +8,6 @@
 #include "common/status_macros.h"
 
 namespace zeroshard {
-namespace {
-
-// An evaluation asks the device for its losses once in so many micro-batches.
-constexpr int64_t kLeastSlots = 64;
-
-}  // namespace
-
 ModelRunner::ModelRunner(const Model* model, const ZeroPolicy* policy, ZeroEngine* engine,
                          Device* device, Ops* ops)
     : model_(*model),
@@ -22,7 +15,7 @@ ModelRunner::ModelRunner(const Model* model, const ZeroPolicy* policy, ZeroEngin
       engine_(*engine),
       device_(device),
       ops_(ops),
-      slots_(std::max(policy->rounds, kLeastSlots)) {}
+      slots_(std::max(policy->rounds, kLeastSums)) {}
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model* model,
                                                                  const ZeroPolicy* policy,
@@ -122,6 +115,19 @@ absl::Status ModelRunner::Loss(const MicroBatch& mb, int64_t slot, const Progres
   ZS_RETURN_IF_ERROR(model_.head->Loss(Context(head_), parameters.own, parameters.lm_head, mb,
                                        Input(head_), &sums->loss));
   return engine_.AfterForward(head_);
+}
+
+absl::StatusOr<absl::Span<const MicroBatchSums>> ModelRunner::Losses(
+    uint64_t step, int64_t n, const Load& load, const Progress& progress,
+    const std::atomic<bool>& stop) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (stop) return absl::CancelledError("stopped");
+    progress(StepPhase::kData, "evaluation");
+    engine_.BeginEvaluation(step);
+    ZS_ASSIGN_OR_RETURN(const MicroBatch mb, load(i));
+    ZS_RETURN_IF_ERROR(Loss(mb, i, progress));
+  }
+  return Sums(n);
 }
 
 absl::Status ModelRunner::ForwardBackward(const MicroBatch& mb, int64_t slot,

@@ -14,38 +14,39 @@
 #include "worker/device/device.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
-#include "worker/train/trainer.h"
+#include "worker/train/loss_runner.h"
 #include "worker/zero/engine.h"
 
 namespace zeroshard {
 
-class ModelRunner {
+class ModelRunner : public LossRunner {
  public:
-  // Called before each unit's forward and backward.
-  using Progress = std::function<void(StepPhase phase, const std::string& unit)>;
-
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const Model* model,
                                                              const ZeroPolicy* policy,
                                                              ZeroEngine* engine, Device* device,
                                                              Ops* ops);
 
-  // Micro-batches whose sums are kept: at least as many as a step has rounds.
-  int64_t slots() const { return slots_; }
-
   // tokens and targets [mb, T]; gradients go to the engine, what the host is to know into `slot`.
   absl::Status ForwardBackward(const MicroBatch& micro_batch, int64_t slot,
                                const Progress& progress);
-  // The loss alone, after ZeroEngine::BeginEvaluation.
-  absl::Status Loss(const MicroBatch& micro_batch, int64_t slot, const Progress& progress);
   // Of slots 0 to n - 1, each of what it was used for last; waits for the device, whose error
   // it has. Valid until the next call.
   absl::StatusOr<absl::Span<const MicroBatchSums>> Sums(int64_t n);
+
+  int64_t MostLosses() const override { return slots_; }
+  int64_t OpenLosses() const override { return 1; }
+  absl::StatusOr<absl::Span<const MicroBatchSums>> Losses(uint64_t step, int64_t n,
+                                                          const Load& load,
+                                                          const Progress& progress,
+                                                          const std::atomic<bool>& stop) override;
 
  private:
   ModelRunner(const Model* model, const ZeroPolicy* policy, ZeroEngine* engine, Device* device,
               Ops* ops);
   UnitContext Context(int unit) const;
   absl::Status Forward(const MicroBatch& mb, const Progress& progress);
+  // The loss alone, after ZeroEngine::BeginEvaluation.
+  absl::Status Loss(const MicroBatch& micro_batch, int64_t slot, const Progress& progress);
   absl::Status Head(const MicroBatch& mb, double* loss, const Progress& progress);
   absl::Status Backward(const MicroBatch& mb, const Progress& progress);
   const std::string& UnitName(int unit) const {
@@ -61,7 +62,7 @@ class ModelRunner {
   ZeroEngine& engine_;
   Device* const device_;
   Ops* ops_;
-  const int64_t slots_;
+  const int64_t slots_;  // whose sums are kept: at least a step's rounds
   int head_ = 0;
   Buffer memory_;
   std::vector<char*> kept_;  // by unit

@@ -1,5 +1,6 @@
 #include "worker/train/pipeline_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -12,7 +13,8 @@ PipelineRunner::PipelineRunner(const PipelineParts& parts, StageMemory memory)
     : parts_(parts),
       compute_(parts.device->compute()),
       memory_(std::move(memory)),
-      batches_(static_cast<size_t>(OpenMicroBatches(*parts.schedule))) {}
+      batches_(static_cast<size_t>(OpenMicroBatches(*parts.schedule))),
+      slots_(std::max(parts.policy->rounds, kLeastSums)) {}
 
 PipelineRunner::~PipelineRunner() { Drain().IgnoreError(); }
 
@@ -26,23 +28,58 @@ absl::StatusOr<std::unique_ptr<PipelineRunner>> PipelineRunner::Create(const Pip
   ZS_ASSIGN_OR_RETURN(StageMemory memory, StageMemory::Create(parts.stage, parts.policy->options,
                                                               *parts.schedule, parts.device));
   std::unique_ptr<PipelineRunner> runner(new PipelineRunner(parts, std::move(memory)));
-  const size_t sums = static_cast<size_t>(parts.policy->rounds) * sizeof(MicroBatchSums);
+  const size_t sums = static_cast<size_t>(runner->slots_) * sizeof(MicroBatchSums);
   ZS_ASSIGN_OR_RETURN(runner->sums_, parts.device->Allocate(sums, MemoryKind::kBuffers));
   ZS_ASSIGN_OR_RETURN(runner->read_sums_, parts.device->AllocateHost(sums));
+  // Of fewer micro-batches no more are open.
+  ZS_ASSIGN_OR_RETURN(const ForwardPass* pass, runner->PassOf(runner->slots_));
+  runner->open_losses_ = OpenMicroBatches(pass->schedule);
+  if (static_cast<size_t>(runner->open_losses_) > runner->batches_.size())
+    runner->batches_.resize(static_cast<size_t>(runner->open_losses_));
   return runner;
+}
+
+absl::StatusOr<const PipelineRunner::ForwardPass*> PipelineRunner::PassOf(int64_t micro_batches) {
+  const auto [found, added] = passes_.try_emplace(micro_batches);
+  ForwardPass& pass = found->second;
+  if (!added) return &pass;
+  PipelineShape shape = parts_.schedule->shape;
+  shape.micro_batches = micro_batches;
+  ZS_ASSIGN_OR_RETURN(std::vector<RankSchedule> schedules, MakeForwardSchedule(shape));
+  pass.schedule = std::move(schedules[static_cast<size_t>(parts_.schedule->rank)]);
+  pass.uses = EvaluationUses(*parts_.stage, *parts_.policy, pass.schedule);
+  return &pass;
 }
 
 absl::Status PipelineRunner::Step(uint64_t step, const Load& load, const Progress& progress,
                                   const std::atomic<bool>& stop) {
   step_ = step;
+  evaluating_ = false;
+  return RunAll(*parts_.schedule, load, progress, stop);
+}
+
+absl::StatusOr<absl::Span<const MicroBatchSums>> PipelineRunner::Losses(
+    uint64_t step, int64_t n, const Load& load, const Progress& progress,
+    const std::atomic<bool>& stop) {
+  ZS_ASSIGN_OR_RETURN(const ForwardPass* pass, PassOf(n));
+  step_ = step;
+  evaluating_ = true;
+  parts_.engine->BeginEvaluation(step, &pass->uses);
+  ZS_RETURN_IF_ERROR(RunAll(pass->schedule, load, progress, stop));
+  return ReadSums(n);
+}
+
+absl::Status PipelineRunner::RunAll(const RankSchedule& schedule, const Load& load,
+                                    const Progress& progress, const std::atomic<bool>& stop) {
   loaded_ = 0;
   parts_.ops->Zero(sums_.data(), sums_.bytes());
-  for (const Action& action : parts_.schedule->actions) {
+  for (const Action& action : schedule.actions) {
     if (stop) return absl::CancelledError("stopped");
     ZS_RETURN_IF_ERROR(Run(action, load, progress));
   }
   // The last outputs are to be gone before the step's end is exchanged and counted.
-  Waiting waiting(waits_, WaitKind::kStages);
+  const bool stages = parts_.schedule->shape.stages > 1;
+  Waiting waiting(waits_, stages ? WaitKind::kStages : WaitKind::kRanks);
   return Drain();
 }
 
@@ -52,10 +89,10 @@ absl::Status PipelineRunner::Run(const Action& action, const Load& load, const P
     return absl::OkStatus();
   }
   for (; loaded_ <= action.micro_batch; ++loaded_) {
-    progress(StepPhase::kData, "");
+    progress(StepPhase::kData, evaluating_ ? "evaluation" : "");
     ZS_ASSIGN_OR_RETURN(batches_[static_cast<size_t>(loaded_) % batches_.size()], load(loaded_));
   }
-  parts_.engine->BeginRound(action.micro_batch);
+  if (!evaluating_) parts_.engine->BeginRound(action.micro_batch);
   return action.kind == ActionKind::kForward ? Forward(action, progress)
                                              : Backward(action, progress);
 }
@@ -121,7 +158,7 @@ absl::Status PipelineRunner::Forward(const Action& action, const Progress& progr
   const int k = action.virtual_stage;
   const int64_t i = action.micro_batch;
   const int begin = parts_.stage->stages.Begin(k);
-  // The head belongs to the backward.
+  // In training the head belongs to the backward.
   const bool last = k + 1 == parts_.stage->stages.Count();
   const int end = parts_.stage->stages.End(k) - (last ? 1 : 0);
   if (k > 0) {
@@ -149,7 +186,17 @@ absl::Status PipelineRunner::Forward(const Action& action, const Progress& progr
     ZS_RETURN_IF_ERROR(parts_.engine->AfterForward(u));
   }
   if (output != nullptr && parts_.line != nullptr) output->filled = compute_->Record();
-  return absl::OkStatus();
+  return last && evaluating_ ? Loss(end, i, progress) : absl::OkStatus();
+}
+
+absl::Status PipelineRunner::Loss(int unit, int64_t micro_batch, const Progress& progress) {
+  progress(StepPhase::kForward, UnitName(unit));
+  ZS_ASSIGN_OR_RETURN(const UnitParameters parameters, parts_.engine->BeforeForward(unit));
+  MicroBatchSums* sums = sums_.as<MicroBatchSums>() + micro_batch;
+  ZS_RETURN_IF_ERROR(parts_.units->head->Loss(Context(unit, micro_batch), parameters.own,
+                                              parameters.lm_head, Batch(micro_batch),
+                                              memory_.Kept(unit, micro_batch), &sums->loss));
+  return parts_.engine->AfterForward(unit);
 }
 
 absl::Status PipelineRunner::Head(int unit, int64_t micro_batch, void* dx,
@@ -220,11 +267,11 @@ absl::Status PipelineRunner::Backward(const Action& action, const Progress& prog
   return absl::OkStatus();
 }
 
-absl::StatusOr<absl::Span<const MicroBatchSums>> PipelineRunner::Sums() {
-  ZS_RETURN_IF_ERROR(CopyAndWait(parts_.device, read_sums_.data(), sums_.data(), sums_.bytes()));
+absl::StatusOr<absl::Span<const MicroBatchSums>> PipelineRunner::ReadSums(int64_t n) {
+  ZS_RETURN_IF_ERROR(CopyAndWait(parts_.device, read_sums_.data(), sums_.data(),
+                                 static_cast<size_t>(n) * sizeof(MicroBatchSums)));
   ZS_RETURN_IF_ERROR(compute_->Record().Wait());  // of the kernels that made them
-  return absl::MakeConstSpan(read_sums_.as<MicroBatchSums>(),
-                             static_cast<size_t>(parts_.policy->rounds));
+  return absl::MakeConstSpan(read_sums_.as<MicroBatchSums>(), static_cast<size_t>(n));
 }
 
 }  // namespace zeroshard

@@ -10,6 +10,10 @@
 
 namespace zeroshard {
 
+int LossRank(const MeshShape& shape, int64_t j) {
+  return RankAt(shape, {.pipeline = shape.pipeline - 1, .data = static_cast<int>(j % shape.data)});
+}
+
 StepExchange::StepExchange(int64_t micro_batches, int64_t micro_batch, const MeshShape& shape,
                            Communicator* comm)
     : micro_batches_(micro_batches),
@@ -31,11 +35,6 @@ RoundStats StepExchange::Round(int rank, int64_t round) const {
       entries_.data() + rank * StatsBytes(rounds_) + kStatsFixedBytes + round * kStatsRoundBytes,
       sizeof(stats));
   return stats;
-}
-
-int StepExchange::LossRank(int64_t j) const {
-  return RankAt(shape_,
-                {.pipeline = shape_.pipeline - 1, .data = static_cast<int>(j % shape_.data)});
 }
 
 absl::Status StepExchange::CheckRound(uint64_t step, int rank) const {
@@ -104,7 +103,7 @@ absl::StatusOr<StepTotals> StepExchange::Exchange(uint64_t step, int64_t first_s
   double loss = 0;
   NormAccumulator norm;
   for (int64_t j = 0; j < micro_batches_; ++j) {
-    const RoundStats r = Round(LossRank(j), j / shape_.data);
+    const RoundStats r = Round(LossRank(shape_, j), j / shape_.data);
     loss += r.loss;
     totals.tokens += r.tokens;
   }

@@ -56,12 +56,15 @@ struct StepScaling {
   bool skips_overflow = false;  // a value that is not finite is no error
 };
 
+// The rank of a mesh that has the loss of micro-batch j and counts its tokens: of data index j mod
+// D the first of the last stage's tensor ranks.
+int LossRank(const MeshShape& shape, int64_t j);
+
 class StepExchange {
  public:
   // G micro-batches of `micro_batch` samples a step, over the ranks of `comm`, which are the whole
-  // job: a mesh of `shape`. Micro-batch j is data index j mod D's; the last ranks of its pipeline
-  // lines have its loss and its tokens, the others neither. Every rank has its own part of the
-  // norm.
+  // job: a mesh of `shape`. Micro-batch j is data index j mod D's; of its ranks LossRank's entry
+  // counts. Every rank has its own part of the norm.
   StepExchange(int64_t micro_batches, int64_t micro_batch, const MeshShape& shape,
                Communicator* comm);
 
@@ -81,8 +84,6 @@ class StepExchange {
  private:
   const RankVerdict& Verdict(int rank) const;
   RoundStats Round(int rank, int64_t round) const;
-  // The rank that has the loss of micro-batch j.
-  int LossRank(int64_t j) const;
   absl::Status CheckRound(uint64_t step, int rank) const;
   absl::Status CheckFinite(uint64_t step, int64_t first_sample,
                            const std::vector<std::string>& unit_names) const;

@@ -66,10 +66,14 @@ class ObservedWaits {
 
 // Of everything that a rank sends on, each once.
 std::vector<const TrafficCounters*> CountersOf(const TrainerOptions& options) {
-  std::vector<const TrafficCounters*> counters = {&options.comm->traffic()};
+  const TrainerMesh& mesh = options.mesh;
+  std::vector<const TrafficCounters*> counters;
   for (const Communicator* line :
-       {options.mesh.pipeline, options.mesh.tensor, options.mesh.copies, options.mesh.job})
-    if (line != nullptr && line != options.comm) counters.push_back(&line->traffic());
+       {options.comm, mesh.pipeline, mesh.tensor, mesh.copies, mesh.job}) {
+    if (line == nullptr) continue;
+    const TrafficCounters* own = &line->traffic();
+    if (std::find(counters.begin(), counters.end(), own) == counters.end()) counters.push_back(own);
+  }
   return counters;
 }
 
@@ -111,10 +115,8 @@ class TrainerImpl : public Trainer {
     loss_scale_ = initial.loss_scale();
     ZS_RETURN_IF_ERROR(Fill(initial, together));
     ZS_RETURN_IF_ERROR(MakeRunner());
-    const MeshShape shape =
-        mesh_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
     exchange_ = std::make_unique<StepExchange>(policy_.options.micro_batches,
-                                               policy_.options.micro_batch, shape, job_);
+                                               policy_.options.micro_batch, Shape(), job_);
     ZS_RETURN_IF_ERROR(MakeEvaluator());
     ZS_RETURN_IF_ERROR(MakeSampleWriter());
     return MakeSaves(initial);
@@ -130,11 +132,8 @@ class TrainerImpl : public Trainer {
 
   absl::StatusOr<std::string> WeightsDigest() override { return engine_->WeightsDigest(); }
   absl::Status SetTensor(const std::string& name, absl::Span<const float> values) override {
-    const std::optional<TensorPlace> place = FindTensor(whole_, name);
-    if (!place.has_value() || !mesh_.has_value()) return engine_->SetTensor(name, values);
-    ZS_ASSIGN_OR_RETURN(const std::vector<float> part, SliceOf(whole_, Slice(), *place, values));
-    if (!FindTensor(model_.table, name).has_value()) return absl::OkStatus();  // other stages'
-    return engine_->SetTensor(name, part);
+    const bool elsewhere = FindTensor(whole_, name) && !FindTensor(model_.table, name);
+    return elsewhere ? absl::OkStatus() : engine_->SetTensor(name, values);
   }
   absl::StatusOr<std::vector<float>> GatherTensor(const std::string& name) override {
     const std::optional<TensorPlace> place = FindTensor(whole_, name);
@@ -163,13 +162,12 @@ class TrainerImpl : public Trainer {
 
  private:
   bool IsRankZero() const { return job_->rank() == 0; }
+  MeshShape Shape() const {
+    return mesh_.has_value() ? options_.mesh.shape : MeshShape{.data = options_.comm->size()};
+  }
   bool HasStages() const { return mesh_.has_value() && options_.mesh.shape.pipeline > 1; }
   // Whether this rank has the losses; with it all of its tensor group.
   bool HasHead() const { return !mesh_.has_value() || mesh_->stage.HasHead(); }
-  // Of the whole model: which rows this rank has, wherever their units are.
-  TensorRank Slice() const {
-    return MakeTensorRank(whole_, options_.mesh.shape.tensor, mesh_->slice.rank);
-  }
 
   // What this rank computes, and what its engine will do.
   absl::Status MakeUnits() {
@@ -329,9 +327,10 @@ class TrainerImpl : public Trainer {
     if (options_.spec.eval().data_size() == 0) return absl::OkStatus();
     if (options_.eval_data == nullptr)
       return absl::InvalidArgumentError("the job has eval.data, but no evaluation set was opened");
-    ZS_ASSIGN_OR_RETURN(evaluator_,
-                        Evaluator::Create(options_.spec, options_.eval_data, engine_.get(),
-                                          runner_.get(), options_.device, options_.comm));
+    LossRunner* runner = runner_.get();
+    if (pipeline_runner_ != nullptr) runner = pipeline_runner_.get();
+    ZS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(options_.spec, options_.eval_data, runner,
+                                                      Shape(), options_.device, job_));
     return absl::OkStatus();
   }
 

@@ -151,9 +151,9 @@ void ZeroEngine::BeginRound(int64_t round) {
   reducer_->BeginRound(step_, round, policy_.Contributors(round));
 }
 
-void ZeroEngine::BeginEvaluation(uint64_t step) {
+void ZeroEngine::BeginEvaluation(uint64_t step, const std::vector<UnitUse>* uses) {
   step_ = step;
-  BeginUses(&policy_.eval_uses);
+  BeginUses(uses != nullptr ? uses : &policy_.eval_uses);
 }
 
 absl::StatusOr<const void*> ZeroEngine::NextUse(int unit, bool backward) {

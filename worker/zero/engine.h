@@ -89,8 +89,9 @@ class ZeroEngine {
   // Where the policy's uses span the step, before each forward and backward: of which micro-batch.
   void BeginRound(int64_t round);
   // A micro-batch of which only the loss is wanted: BeforeForward and AfterForward of every unit in
-  // order, the head's included. Between steps.
-  void BeginEvaluation(uint64_t step);
+  // order, the head's included. Between steps. Where `uses` is not null, as many micro-batches as
+  // these are of, in their order (EvaluationUses); they outlive it.
+  void BeginEvaluation(uint64_t step, const std::vector<UnitUse>* uses = nullptr);
 
   // Parameters are valid, for what is computed, until the matching After. In training the head's
   // backward follows its forward under one gather: BeforeForward(head), then AfterBackward(head).

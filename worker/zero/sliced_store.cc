@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/plan/store_runs.h"
 #include "worker/device/host_event.h"
 #include "worker/device/host_stream.h"
 
@@ -19,9 +18,8 @@ constexpr float kZeros[64] = {};
 
 class SlicedStore : public StateStore {
  public:
-  SlicedStore(std::unique_ptr<StateStore> inner, const ModelTable& full, TensorRank slice,
-              DType type)
-      : full_(full), slice_(std::move(slice)), size_(SizeOf(type)), inner_(std::move(inner)) {}
+  SlicedStore(std::unique_ptr<StateStore> inner, TensorRank slice, DType type)
+      : slice_(std::move(slice)), size_(SizeOf(type)), inner_(std::move(inner)) {}
 
   v1::StateVersion base() const override { return inner_->base(); }
 
@@ -30,14 +28,14 @@ class SlicedStore : public StateStore {
     if (absl::Status status = Check("a push", step, unit, begin, end); !status.ok())
       return DoneEvent(std::move(status));
     std::vector<Event> events;
-    for (const StoreRun& run : Runs(unit, begin, end)) {
+    for (const SliceRun& run : Runs(unit, begin, end)) {
       if (!run.home) continue;
-      const int64_t last = run.full + run.size;
-      events.push_back(inner_->Push(step, unit, run.full, last,
+      const int64_t last = run.flat + run.size;
+      events.push_back(inner_->Push(step, unit, run.flat, last,
                                     static_cast<const char*>(data) + Bytes(run.local - begin),
                                     after));
-      if (run.padding > 0)
-        events.push_back(inner_->Push(step, unit, last, last + run.padding, kZeros, after));
+      if (const int64_t padding = PaddingBehind(run); padding > 0)
+        events.push_back(inner_->Push(step, unit, last, last + padding, kZeros, after));
     }
     return events.empty() ? after : AllOf(std::move(events));
   }
@@ -50,8 +48,8 @@ class SlicedStore : public StateStore {
     std::vector<Event> events;
     std::vector<ElementRange> empty;  // from `begin` on
     int64_t next = begin;
-    for (const StoreRun& run : Runs(unit, begin, end)) {
-      events.push_back(inner_->Pull(step, unit, run.full, run.full + run.size,
+    for (const SliceRun& run : Runs(unit, begin, end)) {
+      events.push_back(inner_->Pull(step, unit, run.flat, run.flat + run.size,
                                     to + Bytes(run.local - begin), after));
       if (run.local > next) empty.push_back({next - begin, run.local - begin});
       next = run.local + run.size;
@@ -71,8 +69,8 @@ class SlicedStore : public StateStore {
  private:
   size_t Bytes(int64_t elements) const { return static_cast<size_t>(elements) * size_; }
 
-  std::vector<StoreRun> Runs(int unit, int64_t begin, int64_t end) const {
-    return StoreRuns(full_, slice_, static_cast<size_t>(unit), {begin, end});
+  std::vector<SliceRun> Runs(int unit, int64_t begin, int64_t end) const {
+    return FullRuns(slice_, static_cast<size_t>(unit), {begin, end});
   }
 
   absl::Status Check(const char* what, uint64_t step, int unit, int64_t begin, int64_t end) const {
@@ -98,7 +96,6 @@ class SlicedStore : public StateStore {
     return late_->Enqueue(std::move(zero));
   }
 
-  const ModelTable full_;
   const TensorRank slice_;
   const size_t size_;  // bytes of an element
   std::once_flag late_once_;
@@ -108,12 +105,10 @@ class SlicedStore : public StateStore {
 
 }  // namespace
 
-std::unique_ptr<StateStore> MakeSlicedStore(std::unique_ptr<StateStore> inner,
-                                            const ModelTable& full, int tensor, int rank,
+std::unique_ptr<StateStore> MakeSlicedStore(std::unique_ptr<StateStore> inner, TensorRank slice,
                                             DType type) {
-  if (tensor == 1) return inner;
-  return std::make_unique<SlicedStore>(std::move(inner), full, MakeTensorRank(full, tensor, rank),
-                                       type);
+  if (slice.tensor == 1) return inner;
+  return std::make_unique<SlicedStore>(std::move(inner), std::move(slice), type);
 }
 
 }  // namespace zeroshard

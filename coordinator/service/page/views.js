@@ -126,6 +126,8 @@ function jobs(data, chosenRun) {
 }
 
 // --- the chosen job ---
+const isMesh = (mesh) => Boolean(mesh) && (number(mesh.pipeline) > 1 || number(mesh.tensor) > 1);
+
 function figures(job, history, now) {
   const pace = paceOf(job, history);
   const isLive = LIVE.has(stateOf(job));
@@ -145,6 +147,8 @@ function figures(job, history, now) {
     entry('loss scale', last.loss_scale !== undefined ? small(last.loss_scale) : null),
     entry('ZeRO stage', whole(job.stage)),
     entry('workers', whole(job.workers)),
+    entry('mesh (pipeline × data × tensor)', isMesh(job.mesh)
+      ? `${whole(job.mesh.pipeline)} × ${whole(job.mesh.data)} × ${whole(job.mesh.tensor)}` : null),
     entry('generation', whole(job.generation)),
     entry('state version', job.version
       ? `epoch ${whole(job.version.epoch)}, step ${whole(job.version.step)}` : null),
@@ -177,16 +181,20 @@ function curveCard(data, view) {
 }
 
 function ranks(job) {
+  const place = (at) => at ? `${whole(at.pipeline)}, ${whole(at.data)}, ${whole(at.tensor)}` : NONE;
+  const meshed = isMesh(job.mesh);
   const rows = list(job.ranks).slice(0, MOST_RANKS).map((rank) => ({
     key: rank.rank,
-    cells: [rank.rank, clipped(rank.member), clipped(rank.host),
+    cells: [rank.rank, ...meshed ? [place(rank.position)] : [], clipped(rank.member),
+      clipped(rank.host),
       clipped(rank.progress && rank.progress.phase || NONE),
       rank.progress ? whole(rank.progress.step) : NONE,
       number(rank.heartbeat_age_ms) < 0 ? 'gone' : span(number(rank.heartbeat_age_ms) / 1000)]
   }));
   return h('div', {class: 'card'}, h('h3', null, `Ranks (${whole(list(job.ranks).length)})`),
     rows.length === 0 ? h('p', {class: 'note'}, 'None is assigned.')
-      : table('Ranks', [{head: 'Rank'}, {head: 'Worker'}, {head: 'Host'}, {head: 'Phase'},
+      : table('Ranks', [{head: 'Rank'}, ...meshed ? [{head: 'Stage, data, tensor'}] : [],
+        {head: 'Worker'}, {head: 'Host'}, {head: 'Phase'},
         {head: 'Step', number: true}, {head: 'Heard', number: true, style: 'tight'}], rows),
     list(job.ranks).length > MOST_RANKS && h('p', {class: 'note'}, `The first ${MOST_RANKS}.`));
 }

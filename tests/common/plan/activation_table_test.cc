@@ -160,9 +160,8 @@ int64_t Elements(const std::vector<ActivationInfo>& entries, const std::string& 
 }
 
 // One of four ranks keeps a quarter of the rows of its input, its residual and its statistics; what
-// its own heads and columns make of all rows stays. That is Korthikanti et al. 2022, equation 4,
-// sbh/t (10 + 24 + 5as/h), without what is not kept here: 10 elements of sbh a token at t = 1
-// (ABlockKeepsTenTimes...) become 10/t.
+// its own heads and columns make of all rows stays. So all that a block keeps is divided by t, as
+// in Korthikanti et al. 2022, section 4.2.2.
 TEST(ActivationTableTest, WhereRowsAreDividedARankKeepsItsOwnRowsAlone) {
   ModelConfig c = Gpt2Small();
   c.heads = c.kv_heads = 3;

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_join.h"
+#include "common/plan/stage_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/plan/schedule_checker.h"
@@ -101,6 +102,47 @@ TEST(PipelineSchedule, TakesTheTimeOfTheFormula) {
 }
 
 // Counted here from the list: alive from a forward on until the backward's end.
+TEST(ForwardSchedule, EveryShapeRunsWithoutDeadlockAndTakesTheTimeOfTheFormula) {
+  ForEachShape([](const PipelineShape& shape) {
+    const auto schedules = MakeForwardSchedule(shape);
+    ASSERT_TRUE(schedules.ok()) << schedules.status();
+    for (const int64_t forward : {1, 3}) {
+      ScheduleChecker checker(*schedules, forward);
+      ASSERT_EQ(checker.WithoutBackwards().Check(), "");
+      const int64_t p = shape.stages, v = shape.virtual_stages, m = shape.micro_batches;
+      if (v == 1 || m % p == 0) {
+        EXPECT_EQ(checker.makespan(), forward * (m * v + p - 1));
+      }
+    }
+  });
+}
+
+// So it runs in the memory of any training step, and fewer micro-batches need no more than many.
+TEST(ForwardSchedule, InputsDoNotWaitAndMoreMicroBatchesOpenNoFewer) {
+  ForEachShape([](const PipelineShape& shape) {
+    PipelineShape longer = shape;
+    ++longer.micro_batches;
+    const auto schedules = *MakeForwardSchedule(shape);
+    const auto more = *MakeForwardSchedule(longer);
+    for (size_t rank = 0; rank < schedules.size(); ++rank) {
+      for (int k = schedules[rank].rank; k < shape.VirtualStages(); k += shape.stages)
+        EXPECT_EQ(InputSlots(schedules[rank], k), k > 0 ? 1 : 0);
+      EXPECT_LE(OpenMicroBatches(schedules[rank]), OpenMicroBatches(more[rank]));
+      if (shape.virtual_stages == 1) {
+        EXPECT_EQ(OpenMicroBatches(schedules[rank]), 1);
+      }
+    }
+  });
+}
+
+TEST(ForwardSchedule, CheckerCatchesAMissingForwardAndABackward) {
+  auto schedules = *MakeForwardSchedule({.stages = 2, .virtual_stages = 1, .micro_batches = 3});
+  EXPECT_THAT(ScheduleChecker(schedules).Check(), HasSubstr("no backward"));
+  schedules[1].actions.pop_back();
+  EXPECT_THAT(ScheduleChecker(schedules).WithoutBackwards().Check(),
+              HasSubstr("no forward 1 of 2"));
+}
+
 TEST(PipelineSchedule, ActivationsAliveStayWithinTheBound) {
   ForEachShape([](const PipelineShape& s) {
     const int64_t p = s.stages, v = s.virtual_stages, m = s.micro_batches;

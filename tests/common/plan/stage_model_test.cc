@@ -30,13 +30,15 @@ std::string Units(const StageModel& stage) {
 }
 
 // "f1+-" a forward of unit 1 that gathers and releases.
-std::string Uses(const ZeroPolicy& policy) {
+std::string Uses(const std::vector<UnitUse>& uses) {
   std::string text;
-  for (const UnitUse& use : policy.uses)
+  for (const UnitUse& use : uses)
     absl::StrAppend(&text, text.empty() ? "" : " ", use.backward ? "b" : "f", use.unit,
                     use.gather ? "+" : "", use.release ? "-" : "");
   return text;
 }
+
+std::string Uses(const ZeroPolicy& policy) { return Uses(policy.uses); }
 
 const PipelineStages kTwo{.pipeline = 2, .begin = {0, 2, 4}};  // of two layers
 
@@ -99,6 +101,20 @@ TEST(StageModelTest, AUnitIsKeptFromOneMicroBatchToTheNextWhereTheBoundsAllowIt)
   const int64_t all = int64_t{1} << 40;
   EXPECT_EQ(Uses(Policy("llama", 0, all)), "f0+ f1+ f0- f1 b1 b1-");
   EXPECT_EQ(Uses(Policy("llama", 1, all)), "f2+ f3+ b2 f2 f3- b2-");
+}
+
+TEST(StageModelTest, AnEvaluationUsesEachUnitOnceAMicroBatchTheHeadsTableToo) {
+  const auto schedules =
+      *MakeForwardSchedule({.stages = 2, .virtual_stages = 1, .micro_batches = 2});
+  const auto uses = [&](const std::string& architecture, int rank, int64_t reuse) {
+    return Uses(EvaluationUses(MakeStageModel(Model(architecture, 2), kTwo, rank),
+                               Policy(architecture, rank, reuse),
+                               schedules[static_cast<size_t>(rank)]));
+  };
+  EXPECT_EQ(uses("llama", 0, 0), "f0+- f1+- f0+- f1+-");
+  EXPECT_EQ(uses("llama", 1, 0), "f2+- f3+- f2+- f3+-");
+  EXPECT_EQ(uses("gpt2", 1, 0), "f2+- f0+- f3+- f2+- f0+- f3+-");
+  EXPECT_EQ(uses("gpt2", 0, int64_t{1} << 40), "f0+ f1+ f0- f1-");
 }
 
 TEST(StageModelTest, RowsAndHeadAreWhereTheirUnitsAre) {

@@ -263,9 +263,6 @@ TEST(NormaliseJobSpec, Tf32IsForJobsOfFp32Alone) {
 TEST(NormaliseJobSpec, WhatThisVersionLacksIsRefusedByName) {
   EXPECT_THAT(Refusal({"zero_optimization.stage=4"}), HasSubstr("stage: seen 4"));
   EXPECT_THAT(Refusal({"zero_optimization.reduce_bucket_size=0"}), HasSubstr("seen 0"));
-  EXPECT_THAT(Refusal({"parallel.tensor=2"}), HasSubstr("parallel.tensor: seen 2"));
-  EXPECT_THAT(Refusal({"parallel.pipeline=4"}), HasSubstr("parallel.pipeline: seen 4"));
-  EXPECT_THAT(Refusal({"parallel.tensor=0"}), HasSubstr("parallel.tensor: seen 0"));
 }
 
 TEST(NormaliseJobSpec, ACheckpointSectionNamesItsFolder) {

@@ -248,6 +248,33 @@ TEST(FewerWorkers, AJobDoesNotGrowIntoWorkersThatTheFirstInTheQueueWaitsFor) {
   EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
 }
 
+TEST(FewerWorkers, AMeshGrowsByWholeReplicas) {
+  OffloadHarness h;
+  h.JoinMany(2);
+  h.StartStore("store-0");
+  v1::JobSpec spec = OffloadHarness::OffloadSpec("a", 4, 20, 1);
+  spec.mutable_resources()->set_min_workers(2);
+  spec.mutable_parallel()->set_pipeline(2);
+  h.SubmitJob(spec);
+  h.AdvanceBeating(kGrace + absl::Seconds(1), {"worker-0", "worker-1", "store-0"});
+  h.Pump();
+  ASSERT_EQ(h.member("worker-0").assign->world_size(), 2) << h.Status("a").reason();
+  h.BeginRanks("a");
+  h.TrainTo("a", 1);
+  h.Join("worker-2");
+  const std::vector<std::string> beating = {"worker-1", "worker-2"};
+  TrainOn(h, 2, beating);
+  EXPECT_EQ(h.Status("a").generation(), 1) << "one worker is half a replica";
+  h.Join("worker-3");
+  h.TrainTo("a", 6);
+  EXPECT_EQ(h.Status("a").state(), v1::JOB_STATE_RECOVERING);
+  h.LetGo({"worker-0", "worker-1"});
+  h.Pump();
+  ASSERT_TRUE(h.member("worker-3").assign.has_value()) << h.Status("a").reason();
+  EXPECT_EQ(h.member("worker-3").assign->world_size(), 4);
+  EXPECT_EQ(h.member("worker-3").assign->mesh().data(), 2);
+}
+
 TEST(FewerWorkers, AJobGrowsOnlyWhereTheIdleWorkerCanHoldARank) {
   OffloadHarness h;
   const auto plan = PlanShards(ElasticOffload());

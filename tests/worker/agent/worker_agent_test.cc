@@ -58,6 +58,63 @@ TEST_F(WorkerAgentTest, SumsAreInRankOrderWhereTheJobIsDeterministic) {
   EXPECT_EQ(asked, (std::vector<bool>{false, true}));
 }
 
+TEST_F(WorkerAgentTest, ARankOfAMeshGetsItsLines) {
+  std::vector<std::string> lines;
+  std::vector<std::vector<int>> ranks;
+  training_.on_connect = [&](const CommunicatorOptions& options) {
+    lines.push_back(options.line.substr(0, options.line.find(" (")));
+    ranks.push_back(options.job_ranks);
+  };
+  TrainerMesh mesh;
+  int data_ranks = 0;
+  training_.on_create = [&](const TrainerOptions& options) {
+    mesh = options.mesh;
+    data_ranks = options.comm->size();
+  };
+  v1::Assign job = Job("a-1", 0, 8);
+  job.mutable_mesh()->set_pipeline(2);
+  job.mutable_mesh()->set_data(2);
+  job.mutable_mesh()->set_tensor(2);
+  v1::JobSpec& spec = *job.mutable_spec();
+  spec.mutable_parallel()->set_pipeline(2);
+  spec.mutable_parallel()->set_tensor(2);
+  spec.mutable_parallel()->set_virtual_stages(3);
+  spec.mutable_zero_optimization()->set_pipeline_gradients("full");
+  Assign(job);
+  EXPECT_TRUE(AwaitEnd().completed());
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{"", "data line 0", "tensor line 0", "pipeline line 0"}));
+  EXPECT_EQ(ranks, (std::vector<std::vector<int>>{{}, {0, 2}, {0, 1}, {0, 4}}));
+  EXPECT_EQ(data_ranks, 2);
+  EXPECT_EQ(mesh.shape.Ranks(), 8);
+  EXPECT_EQ(mesh.virtual_stages, 3);
+  EXPECT_TRUE(mesh.full_gradients);
+  cluster_.With([](auto& state) {
+    EXPECT_EQ(state.keys.count("tensor/0/address/0"), 1u) << "named by line under the generation";
+  });
+  EXPECT_TRUE(AwaitIdle());
+  EXPECT_EQ(training_.alive, 0);
+}
+
+TEST_F(WorkerAgentTest, AMeshThatIsNotTheSpecificationsIsRefused) {
+  v1::Assign job = Job("a-1", 0, 8);
+  job.mutable_mesh()->set_pipeline(2);
+  job.mutable_mesh()->set_data(2);
+  job.mutable_mesh()->set_tensor(2);
+  Assign(job);
+  v1::ReportEndRequest end = AwaitEnd(1);
+  EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
+  EXPECT_THAT(end.message(),
+              AllOf(HasSubstr("2 pipeline x 2 data x 2 tensor"), HasSubstr("parallel.pipeline 1")));
+  EXPECT_TRUE(AwaitIdle());
+  job = Job("b-1", 0, 8);
+  job.mutable_mesh();  // nothing along any dimension
+  Assign(job);
+  end = AwaitEnd(2);
+  EXPECT_EQ(end.error_code(), "INVALID_ARGUMENT");
+  EXPECT_THAT(end.message(), HasSubstr("0 pipeline x 0 data x 0 tensor"));
+}
+
 TEST_F(WorkerAgentTest, ServesTheNextJobWithoutARestart) {
   for (int i = 1; i <= 3; ++i) {
     cluster_.With([](auto& state) { state.steps.clear(); });

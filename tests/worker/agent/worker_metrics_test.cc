@@ -51,10 +51,15 @@ TEST(WorkerMetricsTest, EverySeriesIsThereFromTheStartAtZero) {
   }
   EXPECT_THAT(text, HasSubstr("zeroshard_worker_tokens_total" + labels + "} 0\n"));
   EXPECT_THAT(text, HasSubstr("zeroshard_worker_steps_total" + labels + "} 0\n"));
-  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 2u + 7u + 1u + 1u);
-  EXPECT_EQ(Count(text, "# HELP"), 7u);
-  EXPECT_EQ(Count(text, " counter\n"), 6u);
-  EXPECT_EQ(Count(text, " gauge\n"), 1u);
+  EXPECT_THAT(text, HasSubstr("zeroshard_worker_pipeline_wait_seconds_total" + labels + "} 0\n"));
+  for (const char* kind : {"predicted", "counted", "measured"}) {
+    EXPECT_THAT(text, HasSubstr("zeroshard_worker_pipeline_bubble_ratio" + labels + ",kind=\"" +
+                                kind + "\"} 0\n"));
+  }
+  EXPECT_EQ(Count(text, labels), 5u + 15u + 2u + 2u + 7u + 1u + 1u + 1u + 3u);
+  EXPECT_EQ(Count(text, "# HELP"), 9u);
+  EXPECT_EQ(Count(text, " counter\n"), 7u);
+  EXPECT_EQ(Count(text, " gauge\n"), 2u);
 }
 
 TEST(WorkerMetricsTest, StepsCountFromZeroInEachJob) {
@@ -91,7 +96,7 @@ TEST(WorkerMetricsTest, ValuesComeFromTheJobsCounters) {
   train.tokens = 4096;
   train.phase_nanoseconds[static_cast<int>(StepPhase::kForward)] = 1'500'000'000;
   train.phase_nanoseconds[static_cast<int>(StepPhase::kBarrier)] = 250'000'000;
-  metrics.SetTraffic(&traffic);
+  metrics.SetTraffic({&traffic});
   metrics.SetTrain(&train);
   const std::string text = Text(metrics);
   EXPECT_THAT(text, HasSubstr("op=\"reduce_scatter\",phase=\"backward\"} 123\n"));
@@ -99,6 +104,43 @@ TEST(WorkerMetricsTest, ValuesComeFromTheJobsCounters) {
                               "4096\n"));
   EXPECT_THAT(text, HasSubstr("phase=\"forward\"} 1.5\n"));
   EXPECT_THAT(text, HasSubstr("phase=\"barrier\"} 0.75\n"));
+}
+
+TEST(WorkerMetricsTest, TrafficIsOfAllLinesOfAMesh) {
+  WorkerMetrics metrics;
+  const std::atomic<uint64_t> barrier{0};
+  metrics.Begin("a", 0, 2, &barrier);
+  TrafficCounters data, pipeline, tensor;
+  const auto at = [](TrafficCounters& of, CollectiveOp op) -> std::atomic<uint64_t>& {
+    return of.bytes[static_cast<int>(op)][static_cast<int>(Phase::kForward)];
+  };
+  at(data, CollectiveOp::kAllReduce) = 100;
+  at(tensor, CollectiveOp::kAllReduce) = 23;
+  at(pipeline, CollectiveOp::kSend) = 7;
+  metrics.SetTraffic({&data, &pipeline, &tensor});
+  EXPECT_THAT(Text(metrics), HasSubstr("op=\"all_reduce\",phase=\"forward\"} 123\n"));
+  EXPECT_THAT(Text(metrics), HasSubstr("op=\"send\",phase=\"forward\"} 7\n"));
+  metrics.End();
+  metrics.Begin("b", 0, 2, &barrier);
+  EXPECT_THAT(Text(metrics), HasSubstr("op=\"send\",phase=\"forward\"} 0\n"));
+}
+
+TEST(WorkerMetricsTest, APipelinesBubbleIsPredictedCountedAndMeasured) {
+  WorkerMetrics metrics;
+  const std::atomic<uint64_t> barrier{0};
+  metrics.Begin("a", 1, 2, &barrier);
+  TrainCounters train;
+  train.phase_nanoseconds[static_cast<int>(StepPhase::kForward)] = 2'000'000'000;
+  train.phase_nanoseconds[static_cast<int>(StepPhase::kCommunication)] = 2'000'000'000;
+  train.pipeline_wait_nanoseconds = 1'000'000'000;
+  metrics.SetTrain(&train, {.predicted = 0.125, .counted = 0.5});
+  const std::string text = Text(metrics);
+  const std::string labels = "{job=\"a\",rank=\"1\",stage=\"2\"";
+  EXPECT_THAT(text, HasSubstr("zeroshard_worker_pipeline_wait_seconds_total" + labels + "} 1\n"));
+  const std::string ratio = "zeroshard_worker_pipeline_bubble_ratio" + labels + ",kind=";
+  EXPECT_THAT(text, HasSubstr(ratio + "\"predicted\"} 0.125\n"));
+  EXPECT_THAT(text, HasSubstr(ratio + "\"counted\"} 0.5\n"));
+  EXPECT_THAT(text, HasSubstr(ratio + "\"measured\"} 0.25\n"));
 }
 
 TEST(WorkerMetricsTest, ManyShortJobsLeaveNoSeriesBehind) {

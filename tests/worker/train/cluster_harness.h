@@ -67,12 +67,12 @@ struct RankResult {
   absl::Status status;
   std::vector<v1::StepRecord> records;
   std::string digest;
-  std::vector<std::vector<float>> tensors;        // those asked for
-  int64_t memory[kMemoryKinds] = {};              // at the end, by MemoryKind
-  int64_t peak[kMemoryKinds] = {};                // at most
-  uint64_t phases[kStepPhases] = {};              // nanoseconds
-  uint64_t stage_wait = 0;                        // of them waiting for other stages
-  uint64_t tokens = 0;                            // that the rank counts
+  std::vector<std::vector<float>> tensors;  // those asked for
+  int64_t memory[kMemoryKinds] = {};        // at the end, by MemoryKind
+  int64_t peak[kMemoryKinds] = {};          // at most
+  uint64_t phases[kStepPhases] = {};        // nanoseconds
+  uint64_t stage_wait = 0;                  // of them waiting for other stages
+  uint64_t tokens = 0;                      // that the rank counts
   BubbleShares bubble;
   TrafficTable traffic{};                         // of the training steps
   StepTraffic last_step;                          // as the trainer counts it

@@ -64,7 +64,7 @@ class MemoryStores {
       for (std::vector<float>* values :
            {&unit.master, &unit.exp_avg, &unit.exp_avg_sq, &unit.gradient})
         values->resize(length);
-      unit.staged.resize(length / 64);
+      unit.staged.resize(length);
       unit.parameters.resize(length * SizeOf(dtype_));
       for (const ParameterInfo& p : table.parameters)
         EXPECT_TRUE(fresh.Read(p, 0, p.size, unit.master.data() + p.offset).ok());
@@ -108,6 +108,22 @@ class MemoryStores {
     }
     return values;
   }
+  // One kind of a tensor's state, in fp32.
+  std::vector<float> State(StateKind kind, const std::string& tensor) {
+    std::lock_guard lock(mutex_);
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const ParameterInfo* info = model_.units[u].Find(tensor);
+      if (info == nullptr) continue;
+      const Unit& unit = units_[u];
+      const std::vector<float>& all = kind == StateKind::kMaster   ? unit.master
+                                      : kind == StateKind::kExpAvg ? unit.exp_avg
+                                                                   : unit.exp_avg_sq;
+      return {all.begin() + info->offset, all.begin() + info->offset + info->size};
+    }
+    ADD_FAILURE() << "no tensor " << tensor;
+    return {};
+  }
+  const ModelTable& model() const { return model_; }
   // When every unit has it. An error of the stores counts as a failure of the test.
   void WaitForVersion(uint64_t step) {
     std::unique_lock lock(mutex_);
@@ -165,7 +181,7 @@ class MemoryStores {
     bool trained = true;
     uint64_t version = 0;
     std::vector<float> master, exp_avg, exp_avg_sq, gradient;
-    std::vector<bool> staged;  // by block of 64
+    std::vector<bool> staged;  // by element
     std::vector<char> parameters;
   };
 
@@ -227,7 +243,7 @@ class MemoryStores {
 
   absl::Status CheckRange(int unit, int64_t begin, int64_t end) const {
     if (unit >= 0 && static_cast<size_t>(unit) < units_.size() && begin >= 0 && begin < end &&
-        begin % 64 == 0 && end % 64 == 0 && end <= model_.units[static_cast<size_t>(unit)].length) {
+        end <= model_.units[static_cast<size_t>(unit)].length) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(
@@ -245,11 +261,11 @@ class MemoryStores {
       return absl::FailedPreconditionError(absl::StrFormat(
           "a gradient of unit %d for step %d, after %d steps", unit_index, step, committed_));
     }
-    for (int64_t block = begin / 64; block < end / 64; ++block) {
-      if (unit.staged[static_cast<size_t>(block)])
+    for (int64_t element = begin; element < end; ++element) {
+      if (unit.staged[static_cast<size_t>(element)])
         return absl::InternalError(
-            absl::StrFormat("block %d of unit %d is staged already", block, unit_index));
-      unit.staged[static_cast<size_t>(block)] = true;
+            absl::StrFormat("element %d of unit %d is staged already", element, unit_index));
+      unit.staged[static_cast<size_t>(element)] = true;
     }
     ops_->Convert(data, dtype_, end - begin, unit.gradient.data() + begin, DType::kF32);
     pushed_[rank] += static_cast<uint64_t>(end - begin) * SizeOf(dtype_);
@@ -290,7 +306,7 @@ class MemoryStores {
       const auto missing = std::count(units_[u].staged.begin(), units_[u].staged.end(), false);
       if (units_[u].trained && missing > 0) {
         return absl::DeadlineExceededError(absl::StrFormat(
-            "step %d: %d blocks of unit %d were never staged", record.step(), missing, u));
+            "step %d: %d elements of unit %d were never staged", record.step(), missing, u));
       }
     }
     ++committed_;

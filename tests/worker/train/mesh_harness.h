@@ -15,6 +15,7 @@
 #include "tests/worker/train/cluster_harness.h"
 #include "worker/comm/line_communicator.h"
 #include "worker/comm/tensor_group.h"
+#include "worker/zero/sliced_store.h"
 
 namespace zeroshard {
 
@@ -27,6 +28,9 @@ struct MeshRun {
   uint64_t first_step = 1;
   std::string resume_from = "";
   const TokenDataset* eval_data = nullptr;
+  // Of an offloaded job: its rank's view of the stores, of whole units.
+  std::function<std::unique_ptr<StateStore>(int rank)> store = nullptr;
+  uint64_t next_sample = 0;
   // Called on the rank's thread before training, and after each step.
   std::function<absl::Status(int rank, Trainer* trainer)> prepare = nullptr;
   std::function<void(int rank, uint64_t step, Trainer* trainer)> on_step = nullptr;
@@ -202,12 +206,25 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   options.eval_data = run.eval_data;
   options.first_step = run.first_step;
   options.resume_from = run.resume_from;
+  std::unique_ptr<StateStore> store = run.store ? run.store(rank) : nullptr;
+  if (store != nullptr) {
+    store = MakeSlicedStore(std::move(store),
+                            MakeTensorRank(*MakeModelTable(spec.model()), run.shape.tensor,
+                                           PositionOf(run.shape, rank).tensor),
+                            ComputeType(spec));
+  }
+  options.store = store.get();
+  options.next_sample = run.next_sample;
   options.job = spec.name();
   options.run_id = "mesh-1";
   auto trainer = Trainer::Create(options);
   result->status = trainer.status();
   if (result->status.ok() && run.prepare) result->status = run.prepare(rank, trainer->get());
-  if (!result->status.ok()) return links.Abort(std::string(result->status.message()));
+  const auto abort = [&](const std::string& reason) {
+    links.Abort(reason);
+    if (store != nullptr) store->Abort(reason);
+  };
+  if (!result->status.ok()) return abort(std::string(result->status.message()));
   MeshObserver observer(rank, result, &run, trainer->get(), &links);
   result->status = (*trainer)->Run(&observer, observer.stop);
   result->traffic = links.Traffic();
@@ -222,7 +239,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   result->bubble = (*trainer)->bubble();
   for (int kind = 0; kind < kMemoryKinds; ++kind)
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
-  if (!result->status.ok()) return links.Abort("a rank failed");
+  if (!result->status.ok()) return abort("a rank failed");
   auto digest = (*trainer)->WeightsDigest();
   result->status = digest.status();
   if (digest.ok()) result->digest = *digest;

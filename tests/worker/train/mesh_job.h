@@ -19,11 +19,11 @@ namespace zeroshard {
 // gradients were, also their scale, and an element without a gradient does not turn the last bits
 // of a sum into a step.
 inline std::string MeshJob(const std::string& model) {
-  const std::string of =
-      model == "gpt2" ? "architecture: gpt2"
-                      : "architecture: llama, kv_heads: 2, intermediate_size: 96, "
-                        "attention_bias: true, tie_embeddings: " +
-                            std::string(model == "llama" ? "false" : "true");
+  const std::string of = model == "gpt2"
+                             ? "architecture: gpt2"
+                             : "architecture: llama, kv_heads: 2, intermediate_size: 96, "
+                               "attention_bias: true, tie_embeddings: " +
+                                   std::string(model == "llama" ? "false" : "true");
   return "name: mesh\nmodel: {" + of +
          ", hidden_size: 64, layers: 6, heads: 8, sequence_length: 12, vocab_size: 53}" + R"(
 data: {train: [unused], tokenizer: tokens}
@@ -42,12 +42,12 @@ inline MemoryDataset MeshData(int32_t vocab = 53) {
   return MemoryDataset(ChainTokens(12 * 40 + 1, vocab), 12);
 }
 
-// All of a job's model; with `ends` alone those of embedding, first and last block, and head.
+// All of a job's model; with `ends` alone those of embedding, first block, and head.
 inline std::vector<std::string> TensorNames(const v1::JobSpec& spec, bool ends = false) {
   const ModelTable model = *MakeModelTable(spec.model());
   std::vector<std::string> names;
   for (size_t u = 0; u < model.units.size(); ++u) {
-    if (ends && u > 1 && u + 2 < model.units.size()) continue;
+    if (ends && u > 1 && u + 1 < model.units.size()) continue;
     for (const ParameterInfo& info : model.units[u].parameters) names.push_back(info.name);
   }
   return names;

@@ -89,10 +89,6 @@ TEST(PipelineFaultsTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   const absl::Status runs = StatusOf("steps=1", {.shape = {.pipeline = 2}, .virtual_stages = 0});
   EXPECT_EQ(runs.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(runs.message()), HasSubstr("0 virtual stages"));
-  const absl::Status eval =
-      StatusOf("eval={data: [unused], interval_steps: 1}", {.shape = {.pipeline = 2}});
-  EXPECT_EQ(eval.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(eval.message()), HasSubstr("eval.data"));
   const absl::Status table = StatusOf("model.trainable=['wpe.weight']", {.shape = {.pipeline = 2}},
                                       "bf16={enabled: true, stochastic_rounding: true}");
   EXPECT_EQ(table.code(), absl::StatusCode::kInvalidArgument);

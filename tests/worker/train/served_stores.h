@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,7 +29,9 @@ namespace zeroshard {
 
 class ServedStores {
  public:
-  ServedStores(const v1::JobSpec& spec, int stores, int64_t chunk_elements)
+  // `nvme_dir`: under which each store has a folder, where the job is offloaded to nvme.
+  ServedStores(const v1::JobSpec& spec, int stores, int64_t chunk_elements,
+               const std::string& nvme_dir = "")
       : spec_(spec),
         chunks_(ChunkTable::Make(*MakeModelTable(spec.model()), chunk_elements)),
         reports_(static_cast<size_t>(stores)) {
@@ -38,6 +41,11 @@ class ServedStores {
       options.memory_limit = uint64_t{1} << 30;
       options.threads = 1;
       options.chunk_elements = chunk_elements;
+      if (!nvme_dir.empty()) {
+        options.nvme_dir = absl::StrCat(nvme_dir, "/store-", s);
+        options.nvme_limit = uint64_t{1} << 30;
+        std::filesystem::create_directory(options.nvme_dir);
+      }
       options.on_report = [this, s](const v1::StoreReport& report) {
         std::lock_guard lock(mutex_);
         reports_[static_cast<size_t>(s)] = report;

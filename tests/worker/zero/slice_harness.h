@@ -26,6 +26,28 @@
 
 namespace zeroshard {
 
+// Heads of 12: biases, and the 53 rows of the table, are torn in the middle of 64 elements. Of the
+// llamas one has one key and value head for all ranks, "llama_untied" two for four. `frozen`: all
+// but one MLP.
+inline v1::ModelSpec SliceSpec(const std::string& name, bool frozen = false) {
+  v1::ModelSpec spec;
+  spec.set_hidden_size(48);
+  spec.set_layers(2);
+  spec.set_heads(4);
+  spec.set_sequence_length(16);
+  spec.set_vocab_size(53);
+  spec.set_architecture(name == "gpt2" ? "gpt2" : "llama");
+  if (name != "gpt2") {
+    spec.set_kv_heads(name == "llama_untied" ? 2 : 1);
+    spec.set_intermediate_size(96);
+    spec.set_attention_bias(true);
+    spec.set_mlp_bias(true);
+    spec.set_tie_embeddings(name != "llama_untied");
+  }
+  if (frozen) spec.add_trainable("blocks.1.mlp.*");
+  return spec;
+}
+
 // Values of a kind of state that tell tensor and element.
 class StateValues : public ParameterSource {
  public:
@@ -42,15 +64,20 @@ class StateValues : public ParameterSource {
   const StateKind kind_;
 };
 
+using StateSource = std::function<std::unique_ptr<ParameterSource>(StateKind)>;
+inline std::unique_ptr<ParameterSource> AnyState(StateKind kind) {
+  return std::make_unique<StateValues>(kind);
+}
+
 // By kind and tensor, in full.
 using FullState = std::map<std::pair<StateKind, std::string>, std::vector<float>>;
 
 class SliceRank {
  public:
   // `options` without the world, which is the mesh's data dimension. A mesh of one tensor rank has
-  // no slice, as a job without the key has none.
+  // no slice, as a job without the key has none. `source` gives the values of a kind.
   SliceRank(const ModelTable& full, const MeshShape& mesh, int rank, ZeroOptions options,
-            Rendezvous* rendezvous)
+            Rendezvous* rendezvous, const StateSource& source)
       : full_(full),
         position_(PositionOf(mesh, rank)),
         device_(MakeCpuDevice()),
@@ -62,20 +89,21 @@ class SliceRank {
     links_.job = job_.get();
     links_.pipeline = pipeline_.get();
     if (mesh.tensor > 1) links_.slice = &slice_;
-    const StateValues master(StateKind::kMaster);
-    const SlicedSource weights(&full_, &slice_, &master);
+    const auto master = source(StateKind::kMaster);
+    const SlicedSource weights(&full_, &slice_, master.get());
     engine_ = *ZeroEngine::Create(&slice_.model, &policy_, 1, device_.get(), ops_.get(),
                                   data_.get(), nullptr, &weights, nullptr, &links_);
     for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
-      const StateValues values(kind);
-      EXPECT_TRUE(engine_->LoadMoments(kind, SlicedSource(&full_, &slice_, &values)).ok());
+      const auto values = source(kind);
+      EXPECT_TRUE(engine_->LoadMoments(kind, SlicedSource(&full_, &slice_, values.get())).ok());
     }
   }
 
   ZeroEngine& engine() { return *engine_; }
   const TensorRank& slice() const { return slice_; }
   const ZeroPolicy& policy() const { return policy_; }
-  const MeshPosition& position() const { return position_; }
+  Device* device() { return device_.get(); }
+  Communicator* job() { return job_.get(); }
 
   // What it would save, with how often each element is saved.
   void Collect(FullState* state,
@@ -158,11 +186,12 @@ class SliceRank {
 // All ranks of a mesh.
 class SliceMesh {
  public:
-  SliceMesh(const ModelTable& full, const MeshShape& mesh, const ZeroOptions& options)
+  SliceMesh(const ModelTable& full, const MeshShape& mesh, const ZeroOptions& options,
+            const StateSource& source = AnyState)
       : ranks_(static_cast<size_t>(mesh.Ranks())) {
     Each([&](size_t rank) {
-      ranks_[rank] =
-          std::make_unique<SliceRank>(full, mesh, static_cast<int>(rank), options, &rendezvous_);
+      ranks_[rank] = std::make_unique<SliceRank>(full, mesh, static_cast<int>(rank), options,
+                                                 &rendezvous_, source);
     });
   }
   ~SliceMesh() {
@@ -189,6 +218,7 @@ class SliceMesh {
     for (const std::string& digest : digests) EXPECT_EQ(digest, digests[0]);
     return digests[0];
   }
+  // By kind, a space behind each.
   std::string LoadedDigests() {
     std::vector<std::string> digests(size());
     Each([&](size_t rank) {

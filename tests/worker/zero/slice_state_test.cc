@@ -25,25 +25,8 @@ struct SliceCase {
 };
 void PrintTo(const SliceCase& c, std::ostream* out) { *out << c.model << " at stage " << c.stage; }
 
-// Heads of 12: biases, and the 53 rows of the table, are torn in the middle of 64 elements. Of the
-// llamas one has one key and value head for all ranks, the other two for four.
 ModelTable ModelOf(const std::string& name, bool frozen = false) {
-  v1::ModelSpec spec;
-  spec.set_hidden_size(48);
-  spec.set_layers(2);
-  spec.set_heads(4);
-  spec.set_sequence_length(16);
-  spec.set_vocab_size(53);
-  spec.set_architecture(name == "gpt2" ? "gpt2" : "llama");
-  if (name != "gpt2") {
-    spec.set_kv_heads(name == "llama_untied" ? 2 : 1);
-    spec.set_intermediate_size(96);
-    spec.set_attention_bias(true);
-    spec.set_mlp_bias(true);
-    spec.set_tie_embeddings(name != "llama_untied");
-  }
-  if (frozen) spec.add_trainable("blocks.1.mlp.*");
-  return *MakeModelTable(spec);
+  return *MakeModelTable(SliceSpec(name, frozen));
 }
 
 ZeroOptions OptionsOf(int stage, DType dtype) {

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/plan/store_runs.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shard_store/core/staging.h"
@@ -91,7 +90,8 @@ class KeptStore : public StateStore {
 };
 
 std::unique_ptr<StateStore> Make(Kept* kept, int tensor, int rank) {
-  return MakeSlicedStore(std::make_unique<KeptStore>(kept), Model(), tensor, rank, DType::kF32);
+  return MakeSlicedStore(std::make_unique<KeptStore>(kept), MakeTensorRank(Model(), tensor, rank),
+                         DType::kF32);
 }
 
 // The value of an element of a full unit, by its number.
@@ -205,7 +205,7 @@ TEST(SlicedStore, RefusesWhatIsNotTheSlicesAndPassesTheRestOn) {
   Kept kept(full);
   auto inner = std::make_unique<KeptStore>(&kept);
   KeptStore* const seen = inner.get();
-  const auto store = MakeSlicedStore(std::move(inner), full, 2, 1, DType::kF32);
+  const auto store = MakeSlicedStore(std::move(inner), MakeTensorRank(full, 2, 1), DType::kF32);
   const int64_t n = MakeTensorRank(full, 2, 1).model.units[1].length;
   float value = 0;
   using Range = std::tuple<int, int64_t, int64_t>;
@@ -231,7 +231,8 @@ TEST(SlicedStore, OfOneRankIsTheStoreItself) {
   Kept kept(Model());
   auto inner = std::make_unique<KeptStore>(&kept);
   StateStore* const seen = inner.get();
-  EXPECT_EQ(MakeSlicedStore(std::move(inner), Model(), 1, 0, DType::kF32).get(), seen);
+  EXPECT_EQ(MakeSlicedStore(std::move(inner), MakeTensorRank(Model(), 1, 0), DType::kF32).get(),
+            seen);
 }
 
 // From memory that the host cannot reach: staged around it.
@@ -255,10 +256,10 @@ TEST(SlicedStore, BehindAStagedStoreServesADevice) {
   ASSERT_TRUE(stream->Copy(seen.data(), buffer->data(), seen.size() * sizeof(float)).Wait().ok());
   EXPECT_EQ(seen, wanted);
   ASSERT_TRUE(staged->Push(42, 0, 0, n, buffer->data()).Wait().ok());
-  for (const StoreRun& run : StoreRuns(full, slice, u, {0, n})) {
+  for (const SliceRun& run : FullRuns(slice, u, {0, n})) {
     for (int64_t i = 0; i < run.size; ++i)
-      ASSERT_EQ(kept.gradients[u][static_cast<size_t>(run.full + i)],
-                run.home ? ValueOf(u, run.full + i) : -1.0f);
+      ASSERT_EQ(kept.gradients[u][static_cast<size_t>(run.flat + i)],
+                run.home ? ValueOf(u, run.flat + i) : -1.0f);
   }
 }
 

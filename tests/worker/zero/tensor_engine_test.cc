@@ -31,6 +31,7 @@ constexpr int kSteps = 3;
 struct MeshCase {
   std::string model;
   int data = 1, tensor = 2, stage = 0;
+  bool sequence_parallel = false;
 };
 void PrintTo(const MeshCase& c, std::ostream* out) { *out << c.model << " at stage " << c.stage; }
 
@@ -114,12 +115,14 @@ class MeshRank {
 
   // Its part of the master weights, into the full tensors.
   void CollectWeights(std::map<std::string, std::vector<float>>* full) const {
-    for (const OwnedRange& range : engine_->OwnedRanges()) {
+    for (size_t unit = 0; unit < full_.units.size(); ++unit) {
+      const ShardLayout& layout = policy_.layouts[unit];
+      const ElementRange range{layout.Begin(position_.data), layout.End(position_.data)};
       std::vector<float> values(static_cast<size_t>(range.size()));
-      ASSERT_TRUE(
-          engine_->CopyState(StateKind::kMaster, range.unit, range.begin, range.end, values.data())
-              .ok());
-      const auto unit = static_cast<size_t>(range.unit);
+      ASSERT_TRUE(engine_
+                      ->CopyState(StateKind::kMaster, static_cast<int>(unit), range.begin,
+                                  range.end, values.data())
+                      .ok());
       for (const SliceRun& run : FullRuns(slice_, unit, {range.begin, range.end})) {
         const ParameterInfo& p = full_.units[unit].parameters[static_cast<size_t>(run.parameter)];
         std::vector<float>& to = (*full)[p.name];
@@ -299,6 +302,7 @@ std::vector<MeshCase> MeshCases() {
     for (int stage = 0; stage <= 3; ++stage) {
       cases.push_back({model, 2, 2, stage});
       if (stage == 0 || stage == 3) cases.push_back({model, 1, 4, stage});
+      if (stage >= 2) cases.push_back({model, 4 - stage, 2, stage, /*sequence_parallel=*/true});
     }
   }
   return cases;
@@ -308,12 +312,14 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TensorEngineTest, testing::ValuesIn(MeshCases()
                          [](const auto& info) {
                            const MeshCase& c = info.param;
                            return absl::StrCat(c.model, "_data", c.data, "_tensor", c.tensor,
-                                               "_stage", c.stage);
+                                               "_stage", c.stage,
+                                               c.sequence_parallel ? "_sequence" : "");
                          });
 
 TEST_P(TensorEngineTest, NormsAndWeightsAreThoseOfOneProcess) {
   const MeshCase& c = GetParam();
-  const ModelTable full = *MakeModelTable(SpecOf(c.model));
+  ModelTable full = *MakeModelTable(SpecOf(c.model));
+  full.config.sequence_parallel = c.sequence_parallel;
   const Outcome alone = Train(full, {}, c.stage);
   const Outcome mesh = Train(full, {.pipeline = 1, .data = c.data, .tensor = c.tensor}, c.stage);
   for (int step = 0; step < kSteps; ++step) {

@@ -1,5 +1,4 @@
-#include "common/plan/store_runs.h"
-
+// What tensor ranks push to the shard stores and pull from them.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -7,6 +6,7 @@
 
 #include "common/plan/pipeline_stages.h"
 #include "common/plan/stage_model.h"
+#include "common/plan/tensor_slices.h"
 #include "gtest/gtest.h"
 
 namespace zeroshard {
@@ -57,33 +57,32 @@ std::vector<int64_t> Cuts(int64_t length, std::mt19937* random) {
 struct Counts {
   std::vector<int> pushed, pulled;
 };
-void Count(const ModelTable& full, const TensorRank& slice, size_t u, std::mt19937* random,
-           Counts* counts) {
+void Count(const TensorRank& slice, size_t u, std::mt19937* random, Counts* counts) {
   const std::vector<int64_t> cuts = Cuts(slice.model.units[u].length, random);
   int64_t pushed = 0, pulled = 0;
   for (size_t c = 0; c + 1 < cuts.size(); ++c) {
-    const auto runs = StoreRuns(full, slice, u, {cuts[c], cuts[c + 1]});
-    for (const StoreRun& run : runs) {
+    const auto runs = FullRuns(slice, u, {cuts[c], cuts[c + 1]});
+    for (const SliceRun& run : runs) {
       EXPECT_GE(run.local, cuts[c]);
       EXPECT_LE(run.local + run.size, cuts[c + 1]);
-      EXPECT_GE(run.padding, 0);
-      EXPECT_LT(run.padding, 64);
-      for (int64_t e = run.full; e < run.full + run.size; ++e) {
+      const int64_t padding = PaddingBehind(run);
+      EXPECT_LT(padding, 64);
+      for (int64_t e = run.flat; e < run.flat + run.size; ++e) {
         ++counts->pulled.at(static_cast<size_t>(e));
         counts->pushed.at(static_cast<size_t>(e)) += run.home;
       }
-      for (int64_t e = run.full + run.size; e < run.full + run.size + run.padding; ++e)
+      for (int64_t e = run.flat + run.size; e < run.flat + run.size + padding; ++e)
         counts->pushed.at(static_cast<size_t>(e)) += run.home;
     }
     pushed += PushedElements(runs);
     pulled += PulledElements(runs);
   }
-  const auto whole = StoreRuns(full, slice, u, {0, slice.model.units[u].length});
+  const auto whole = FullRuns(slice, u, {0, slice.model.units[u].length});
   EXPECT_EQ(pushed, PushedElements(whole)) << "pieces do not matter";
   EXPECT_EQ(pulled, PulledElements(whole));
 }
 
-TEST(StoreRuns, EachElementOfAChunkIsPushedOnceWhateverThePiecesAre) {
+TEST(StoreElements, EachElementOfAChunkIsPushedOnceWhateverThePiecesAre) {
   std::mt19937 random(3);
   int split = 0;
   for (const ModelTable& full : Models()) {
@@ -94,7 +93,7 @@ TEST(StoreRuns, EachElementOfAChunkIsPushedOnceWhateverThePiecesAre) {
         const auto length = static_cast<size_t>(full.units[u].length);
         Counts counts{std::vector<int>(length), std::vector<int>(length)};
         for (int rank = 0; rank < t; ++rank)
-          Count(full, MakeTensorRank(full, t, rank), u, &random, &counts);
+          Count(MakeTensorRank(full, t, rank), u, &random, &counts);
         EXPECT_EQ(counts.pushed, std::vector<int>(length, 1)) << full.units[u].name << " on " << t;
         std::vector<int> held(length);
         for (const ParameterInfo& p : full.units[u].parameters)
@@ -108,7 +107,7 @@ TEST(StoreRuns, EachElementOfAChunkIsPushedOnceWhateverThePiecesAre) {
 
 // Elements of a rank's unit by number, written to the places that the runs say: every rank's local
 // copy of a tensor is the full tensor's rows that it holds.
-TEST(StoreRuns, PlacesAreThoseOfTheTensorsRows) {
+TEST(StoreElements, PlacesAreThoseOfTheTensorsRows) {
   const ModelTable full = Model("llama", 2, 61, true);
   for (const int t : {2, 4, 8}) {
     for (int rank = 0; rank < t; ++rank) {
@@ -116,9 +115,9 @@ TEST(StoreRuns, PlacesAreThoseOfTheTensorsRows) {
       for (size_t u = 0; u < full.units.size(); ++u) {
         const UnitTable& local = slice.model.units[u];
         std::vector<int64_t> place(static_cast<size_t>(local.length), -1);
-        for (const StoreRun& run : StoreRuns(full, slice, u, {0, local.length}))
+        for (const SliceRun& run : FullRuns(slice, u, {0, local.length}))
           for (int64_t i = 0; i < run.size; ++i)
-            place[static_cast<size_t>(run.local + i)] = run.full + i;
+            place[static_cast<size_t>(run.local + i)] = run.flat + i;
         for (size_t i = 0; i < local.parameters.size(); ++i) {
           const ParameterInfo &l = local.parameters[i], &f = full.units[u].parameters[i];
           const int64_t row = l.size / l.shape[0];
@@ -136,22 +135,22 @@ TEST(StoreRuns, PlacesAreThoseOfTheTensorsRows) {
 }
 
 // The last stage's copy of a tied table lacks what gpt2's embedding has behind it.
-TEST(StoreRuns, AStageHasRunsOfItsOwnUnitsAlone) {
+TEST(StoreElements, AStageHasRunsOfItsOwnUnitsAlone) {
   const ModelTable full = Model("gpt2", 0, 61, true);
   const TensorRank slice = MakeTensorRank(full, 2, 1);
   const PipelineStages stages = *CutStages({1, 1, 1, 1}, 2, 1);
   TensorRank last = slice;
   last.model = MakeStageModel(slice.model, stages, 1).model;
-  EXPECT_TRUE(StoreRuns(full, last, 1, {0, 0}).empty());
-  const auto copy = StoreRuns(full, last, 0, {0, slice.model.units[0].length});
+  EXPECT_TRUE(FullRuns(last, 1, {0, 0}).empty());
+  const auto copy = FullRuns(last, 0, {0, slice.model.units[0].length});
   ASSERT_EQ(copy.size(), 1u);
-  EXPECT_EQ(copy[0].full, 31 * 96);
+  EXPECT_EQ(copy[0].flat, 31 * 96);
   EXPECT_EQ(copy[0].size, 30 * 96);
-  EXPECT_EQ(StoreRuns(full, slice, 0, {0, slice.model.units[0].length}).size(), 2u);
-  const auto whole = StoreRuns(full, slice, 3, {0, slice.model.units[3].length});
-  const auto staged = StoreRuns(full, last, 3, {0, slice.model.units[3].length});
+  EXPECT_EQ(FullRuns(slice, 0, {0, slice.model.units[0].length}).size(), 2u);
+  const auto whole = FullRuns(slice, 3, {0, slice.model.units[3].length});
+  const auto staged = FullRuns(last, 3, {0, slice.model.units[3].length});
   ASSERT_EQ(whole.size(), staged.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i].full, staged[i].full);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i].flat, staged[i].flat);
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+#include "common/plan/tensor_traffic.h"
+
+#include <algorithm>
+
+namespace zeroshard {
+namespace {
+
+using namespace traffic;
+
+class Sums {
+ public:
+  Sums(int size, int rank, DType type, TrafficTable* table)
+      : size_(size), rank_(rank), type_(type), table_(*table) {}
+  void Add(size_t phase, int64_t times, int64_t elements) {
+    table_[kAllReduce][phase] +=
+        static_cast<uint64_t>(times * AllReduceBytes(elements, type_, size_, rank_));
+  }
+
+ private:
+  const int size_, rank_;
+  const DType type_;
+  TrafficTable& table_;
+};
+
+// Keys and values lie side by side; so do their biases, but for the layout's padding.
+void AddCopies(const UnitTable& block, const char* key, const char* value, Sums* copies) {
+  const ParameterInfo* k = block.Find(key);
+  const ParameterInfo* v = block.Find(value);
+  if (k == nullptr || v == nullptr || (!k->trainable && !v->trainable)) return;
+  copies->Add(kBackward, 1, v->offset + v->size - k->offset);
+}
+
+}  // namespace
+
+TensorShare TensorShareOf(const ModelConfig& full, int tensor, int rank) {
+  return {.rank = rank, .copies = static_cast<int>(std::max<int64_t>(1, tensor / full.kv_heads))};
+}
+
+TrafficTable TensorTraffic(const ModelConfig& slice, const UnitTable& unit,
+                           const TensorShare& share, int64_t micro_batch, DType type,
+                           bool checkpointing) {
+  TrafficTable table{};
+  if (slice.tensor == 1) return table;
+  const int64_t sequence = slice.sequence * slice.hidden, all = micro_batch * sequence;
+  Sums sums(slice.tensor, share.rank, type, &table);
+  switch (unit.kind) {
+    case UnitKind::kEmbedding:
+      sums.Add(kForward, 1, all);
+      break;
+    case UnitKind::kBlock: {
+      sums.Add(kForward, 2, all);
+      sums.Add(kBackward, checkpointing ? 3 : 2, all);
+      Sums copies(share.copies, share.rank % share.copies, type, &table);
+      AddCopies(unit, "attn.k.weight", "attn.v.weight", &copies);
+      AddCopies(unit, "attn.k.bias", "attn.v.bias", &copies);
+      break;
+    }
+    case UnitKind::kHead:
+      table[kAllGather][kForward] +=
+          static_cast<uint64_t>((slice.tensor - 1) * micro_batch * 3 * slice.sequence * 4);
+      sums.Add(kBackward, micro_batch, sequence);
+      break;
+  }
+  return table;
+}
+
+}  // namespace zeroshard
