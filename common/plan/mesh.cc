@@ -77,9 +77,15 @@ std::string PositionName(int pipeline, int stages) {
   return absl::StrCat("stage ", pipeline + 1, " of ", stages);
 }
 
-absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
-                                               int ranks) {
+absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const ModelTable& model,
+                                                int ranks) {
   const MeshCut cut = CutOf(spec);
+  std::vector<RankPlan> plans;
+  if (cut.IsWhole()) {
+    const ZeroPolicy policy = MakeZeroPolicy(model, MakeZeroOptions(spec, ranks));
+    for (int rank = 0; rank < ranks; ++rank) plans.push_back(PlanRank(model, policy, rank));
+    return plans;
+  }
   ZS_ASSIGN_OR_RETURN(const MeshShape shape, MakeMeshShape(cut.tensor, cut.pipeline, ranks));
   if (std::string problem = MeshProblem(model, cut); !problem.empty())
     return absl::InvalidArgumentError(std::move(problem));
@@ -90,7 +96,6 @@ absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const Mo
                                             .virtual_stages = cut.virtual_stages,
                                             .micro_batches = RoundsOf(options)}));
   const CutModel cut_model(&model, cut, options.checkpointing);
-  std::vector<RankPlan> plans;
   for (const RankSchedule& schedule : schedules) {
     const StageModel stage = cut_model.Part(schedule.rank);
     const ZeroPolicy policy = MakeStagePolicy(stage, options, schedule);

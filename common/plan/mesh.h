@@ -58,9 +58,9 @@ class CutModel {
 // "first stage", "stage 3 of 8", "last stage"; of one stage "every rank".
 std::string PositionName(int pipeline, int stages);
 
-// Of every rank of the job's mesh, by rank. INVALID_ARGUMENT as MakeMeshShape, MeshProblem and
-// MakePipelineSchedule.
-absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
-                                               int ranks);
+// Of every rank of the job on `ranks` ranks, by rank. INVALID_ARGUMENT as MakeMeshShape,
+// MeshProblem and MakePipelineSchedule.
+absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const ModelTable& model,
+                                                int ranks);
 
 }  // namespace zeroshard

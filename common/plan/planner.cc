@@ -273,17 +273,10 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return model.status();
   const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
-  std::vector<RankPlan> ranks;
-  if (CutOf(spec).IsWhole()) {
-    const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
-    for (int rank = 0; rank < world; ++rank) ranks.push_back(PlanRank(*model, policy, rank));
-  } else {
-    absl::StatusOr<std::vector<RankPlan>> planned = PlanMesh(spec, *model, world);
-    if (!planned.ok()) return planned.status();
-    ranks = *std::move(planned);
-  }
+  const absl::StatusOr<std::vector<RankPlan>> ranks = PlanRanks(spec, *model, world);
+  if (!ranks.ok()) return ranks.status();
   std::vector<v1::ShardPlan> plans;
-  for (const RankPlan& plan : ranks) {
+  for (const RankPlan& plan : *ranks) {
     v1::ShardPlan& out = plans.emplace_back();
     out.set_rank(static_cast<uint32_t>(plans.size() - 1));
     out.set_owned_parameters(plan.owned_parameters);
