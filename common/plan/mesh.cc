@@ -54,6 +54,14 @@ CutModel::CutModel(const ModelTable* model, const MeshCut& cut, bool checkpointi
   }
 }
 
+TensorRank CutModel::Slice(const StageModel& part, int tensor) const {
+  TensorRank slice = MakeTensorRank(*model_, cut_.tensor, tensor);
+  slice.model = part.model;
+  for (size_t u = 0; u < slice.slices.size(); ++u)
+    slice.slices[u].resize(part.model.units[u].parameters.size());
+  return slice;
+}
+
 int CutModel::BlocksOf(int pipeline) const {
   int blocks = 0;
   for (int k = pipeline; k < stages_.Count(); k += stages_.pipeline)
@@ -99,10 +107,16 @@ absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const M
   for (const RankSchedule& schedule : schedules) {
     const StageModel stage = cut_model.Part(schedule.rank);
     const ZeroPolicy policy = MakeStagePolicy(stage, options, schedule);
+    std::vector<TensorRank> slices;
+    for (int tensor = 0; tensor < shape.tensor; ++tensor)
+      slices.push_back(cut_model.Slice(stage, tensor));
     for (int data = 0; data < shape.data; ++data) {
-      for (int tensor = 0; tensor < shape.tensor; ++tensor)
-        plans.push_back(
-            PlanRank(stage, policy, schedule, data, shape.Ranks(), cut_model.Share(tensor)));
+      for (int tensor = 0; tensor < shape.tensor; ++tensor) {
+        const StoredSlice stored{&model, &slices[static_cast<size_t>(tensor)]};
+        plans.push_back(PlanRank(stage, policy, schedule, data, shape.Ranks(),
+                                 cut_model.Share(tensor),
+                                 shape.tensor > 1 ? stored : StoredSlice()));
+      }
     }
   }
   return plans;

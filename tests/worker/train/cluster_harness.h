@@ -69,6 +69,7 @@ struct RankResult {
   std::string digest;
   std::vector<std::vector<float>> tensors;        // those asked for
   int64_t memory[kMemoryKinds] = {};              // at the end, by MemoryKind
+  int64_t buffer_peak = 0;                        // of a mesh
   int64_t peak[kMemoryKinds] = {};                // at most
   uint64_t phases[kStepPhases] = {};              // nanoseconds
   uint64_t stage_wait = 0;                        // of them waiting for other stages

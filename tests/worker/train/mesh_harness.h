@@ -205,6 +205,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   result->bubble = (*trainer)->bubble();
   for (int kind = 0; kind < kMemoryKinds; ++kind)
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+  result->buffer_peak = device->memory().PeakBytes(MemoryKind::kBuffers);
   if (!result->status.ok()) return links.Abort("a rank failed");
   auto digest = (*trainer)->WeightsDigest();
   result->status = digest.status();
