@@ -39,7 +39,10 @@ TEST(TransientBytesTest, CountsWhatPoolsTake) {
   const auto padded = [](int64_t length) { return ShardLayout::Make(length, 4).Padded(); };
   const int64_t rows = (int64_t{1} << 22) / C / 64 * 64;
   const int64_t gradients = 3 * rows * C + V % rows * C + head + 3 * block;
-  const int64_t row_bytes = (1024 + 4 * 1024) * (4 + 2 * C);
+  // And of the rows that this rank owns which are touched: a quarter of the vocabulary, positions
+  // aside, of 4096 tokens.
+  const int64_t owned = ShardLayout::Make(table, 4).shard / C + 1;
+  const int64_t row_bytes = (1024 + 4 * 1024) * (4 + 2 * C) + 4 * (owned + 4096 + 1);
   const auto bytes = [&] {
     return static_cast<int64_t>(TransientBytes(model, MakeZeroPolicy(model, options)));
   };

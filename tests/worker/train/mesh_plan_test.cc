@@ -22,8 +22,9 @@ v1::JobSpec SpecOf(const std::string& model, const MeshRun& run,
   return spec;
 }
 
-// The buffers that the plan of the rank's stage names, and what it leaves out: three numbers a
-// token for the batch, some for each unit and micro-batch.
+// The buffers that the plan of the rank's stage names, and what it leaves out: of open
+// micro-batches three numbers a token, of each unit the sum of its squares, of each micro-batch its
+// loss.
 uint64_t MostBuffers(const v1::JobSpec& spec, const MeshRun& run, const MeshPosition& at) {
   const ModelTable model = *MakeModelTable(spec.model());
   ZeroOptions options = MakeZeroOptions(spec, run.shape.data);
@@ -35,8 +36,8 @@ uint64_t MostBuffers(const v1::JobSpec& spec, const MeshRun& run, const MeshPosi
   const RankSchedule& schedule = schedules[static_cast<size_t>(at.pipeline)];
   const auto tokens = static_cast<uint64_t>(options.micro_batch * model.config.sequence);
   return TransientBytes(part.model, MakeStagePolicy(part, options, schedule)) +
-         16 * tokens * static_cast<uint64_t>(OpenMicroBatches(schedule)) + 64 * model.units.size() +
-         64 * static_cast<uint64_t>(RoundsOf(options)) + 4 * uint64_t{53} + 64;
+         12 * tokens * static_cast<uint64_t>(OpenMicroBatches(schedule)) + 32 * model.units.size() +
+         40 * static_cast<uint64_t>(RoundsOf(options));
 }
 
 void ExpectPlanHolds(const std::string& model, const MeshRun& run,
