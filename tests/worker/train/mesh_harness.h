@@ -237,8 +237,10 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   result->stage_wait = (*trainer)->counters().pipeline_wait_nanoseconds;
   result->tokens = (*trainer)->counters().tokens;
   result->bubble = (*trainer)->bubble();
-  for (int kind = 0; kind < kMemoryKinds; ++kind)
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+    result->peak[kind] = device->memory().PeakBytes(static_cast<MemoryKind>(kind));
+  }
   if (!result->status.ok()) return abort("a rank failed");
   auto digest = (*trainer)->WeightsDigest();
   result->status = digest.status();
