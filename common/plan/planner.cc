@@ -8,7 +8,6 @@
 #include "common/plan/chunk_table.h"
 #include "common/plan/mesh.h"
 #include "common/plan/offload.h"
-#include "common/plan/store_runs.h"
 
 namespace zeroshard {
 namespace {
@@ -33,7 +32,7 @@ ShardBytes ShardOf(const ZeroPolicy& policy, size_t unit, int rank, const Stored
     return static_cast<uint64_t>(elements) * SizeOf(policy.options.dtype);
   };
   if (stored.slice == nullptr) return {bytes(owned.size()), bytes(owned.size())};
-  const std::vector<StoreRun> runs = StoreRuns(*stored.whole, *stored.slice, unit, owned);
+  const std::vector<SliceRun> runs = FullRuns(*stored.slice, unit, owned);
   return {bytes(PushedElements(runs)), bytes(PulledElements(runs))};
 }
 
