@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/plan/activation_table.h"
+#include "common/plan/collective_bytes.h"
 #include "common/plan/tensor_slices.h"
 #include "tests/bench/mesh/two_ranks.h"
 #include "tests/bench/support/rates.h"
