@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "common/plan/planner.h"
+
 namespace zeroshard {
 namespace {
 
@@ -123,11 +125,14 @@ class Gradients {
     for (int64_t round = 0; round < std::min<int64_t>(policy_.rounds, 3); ++round) {
       for (int u = units - 1; u >= 0; --u) Backward(u);
     }
-    // Sums that are kept in fp32 are gathered through the wire type.
+    if (policy_.gradient_mode != GradientMode::kFullAccumulate) return pool_.peak();
+    // The end of the step: sums of a rank's own micro-batches are reduced in the wire type; at
+    // stage 0 those that are kept in fp32 go through it to all, too.
     for (size_t u = 0; u < model_.units.size(); ++u)
-      if (policy_.options.stage == 0 && policy_.gradient_mode == GradientMode::kFullAccumulate &&
-          policy_.options.dtype != DType::kF32 && policy_.trained[u])
-        Take(policy_.layouts[u].Padded());
+      if (policy_.trained[u]) Take(policy_.layouts[u].length);
+    const bool through = policy_.options.stage == 0 && policy_.options.dtype != DType::kF32;
+    for (size_t u = 0; u < model_.units.size() && through; ++u)
+      if (policy_.trained[u]) Take(policy_.layouts[u].Padded());
     return pool_.peak();
   }
 
@@ -196,8 +201,13 @@ double TableBytes(const ModelTable& model, const ZeroPolicy& policy) {
   double bytes = 0;
   if (policy.has_rows) {
     bytes += static_cast<double>(policy.options.micro_batch * model.config.sequence) * row;
-    if (policy.table_trained && policy.sparse_rows)
+    if (policy.table_trained && policy.sparse_rows) {
+      const ElementRange table = TokenTable(model);
+      const int64_t touched =
+          RowsTouched(table, Owned(policy.layouts.front(), 0, table), model.config.hidden);
       bytes += static_cast<double>(policy.row_slots * policy.options.world) * row;
+      bytes += 4 * static_cast<double>(touched + RowCapacity(model, policy, 0) + 1);
+    }
   }
   const bool apart = policy.copies_table || (policy.has_rows && model.config.tied && !policy.tied);
   if (apart && policy.table_trained) {

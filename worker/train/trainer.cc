@@ -106,6 +106,7 @@ class TrainerImpl : public Trainer {
     ZS_RETURN_IF_ERROR(CheckStore());
     ZS_RETURN_IF_ERROR(CheckSaves());
     ZS_ASSIGN_OR_RETURN(whole_, MakeModelTable(spec.model()));
+    whole_.config.sequence_parallel = spec.parallel().sequence_parallel();
     ZS_RETURN_IF_ERROR(MakeUnits());
     for (const UnitTable& unit : whole_.units) unit_names_.push_back(unit.name);
     TrainerOptions together = options_;  // all ranks open and load together
