@@ -213,6 +213,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
                             MakeTensorRank(*MakeModelTable(spec.model()), run.shape.tensor,
                                            PositionOf(run.shape, rank).tensor),
                             ComputeType(spec));
+    if (backend.store) store = backend.store(std::move(store), device.get(), ComputeType(spec));
   }
   options.store = store.get();
   options.next_sample = run.next_sample;
