@@ -6,6 +6,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/plan/job_mesh.h"
 #include "coordinator/core/text.h"
 
@@ -156,8 +157,11 @@ std::string DescribePlacement(const std::vector<std::string>& hosts, size_t tens
     const auto begin = hosts.begin() + static_cast<ptrdiff_t>(first);
     const std::set<std::string> on(begin, begin + static_cast<ptrdiff_t>(tensor));
     if (on.size() == 1) continue;
+    constexpr size_t kShown = 4;
+    std::vector<std::string> shown(on.begin(), on.end());
+    if (on.size() > kShown) shown.resize(kShown);
     apart.push_back(absl::StrCat("ranks ", first, " to ", first + tensor - 1, " are on ",
-                                 AtMostThree({on.begin(), on.end()})));
+                                 absl::StrJoin(shown, ", "), on.size() > kShown ? ", ..." : ""));
   }
   if (apart.empty()) {
     return groups == 1 ? "the tensor group is on one host"
