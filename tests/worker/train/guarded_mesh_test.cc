@@ -23,6 +23,7 @@ struct Case {
   int virtual_stages = 1;
   bool full_gradients = false;
   Offload offload = Offload::kNone;
+  bool divides_sequences = false;
 };
 
 const char* const kBf16 = "bf16.enabled=true";
@@ -62,6 +63,7 @@ std::vector<Case> Cases() {
       {"OffloadTensor", false, 1, tensor, {kBf16}, 1, false, Offload::kOptimizer},
       {"OffloadAllOfTensorAndPipeline", true, 3, both, {kBf16}, 1, false, Offload::kAll},
       {"Evaluation", false, 3, both, {"eval={data: [unused], interval_steps: 2}", kBf16}},
+      {"DividedSequences", false, 2, both, Dropout({kBf16}), 1, false, Offload::kNone, true},
   };
 }
 
@@ -71,8 +73,8 @@ struct Outcome {
 };
 
 Outcome Train(const Case& c, const RankBackend& backend) {
-  const v1::JobSpec spec =
-      Spec(c.llama ? TinyLlama() : TinyGpt2(), {1, c.stage}, c.offload, c.more);
+  v1::JobSpec spec = Spec(c.llama ? TinyLlama() : TinyGpt2(), {1, c.stage}, c.offload, c.more);
+  if (c.divides_sequences) spec.mutable_parallel()->set_sequence_parallel(true);
   const MemoryDataset data = TinyData();
   const MemoryDataset eval(ChainTokens(24 * 7 + 1, 61, 99), 24);
   MeshRun run{.shape = c.mesh,
