@@ -80,8 +80,8 @@ std::vector<int> CutModel::Positions() const {
 
 std::string PositionName(int pipeline, int stages) {
   if (stages == 1) return "every rank";
-  if (pipeline == 0) return "first stage";
-  if (pipeline == stages - 1) return "last stage";
+  if (pipeline == 0) return "the first stage";
+  if (pipeline == stages - 1) return "the last stage";
   return absl::StrCat("stage ", pipeline + 1, " of ", stages);
 }
 

@@ -58,7 +58,7 @@ class CutModel {
   std::vector<StageTime> operations_;
 };
 
-// "first stage", "stage 3 of 8", "last stage"; of one stage "every rank".
+// "the first stage", "stage 3 of 8", "the last stage"; of one stage "every rank".
 std::string PositionName(int pipeline, int stages);
 
 // Of every rank of the job on `ranks` ranks, by rank. INVALID_ARGUMENT as MakeMeshShape,

@@ -92,10 +92,10 @@ TEST(MeshSearchTest, ReasonsNameMemoryBubbleTrafficAndTheLimit) {
   c.tensor = 2;
   c.pipeline = 4;
   Evaluation e = Evaluate(work, cluster, c);
-  EXPECT_THAT(ReasonOf(e), AllOf(HasSubstr(" GB on a rank of the "), HasSubstr("computing "),
-                                 HasSubstr("bubble "), HasSubstr("8 micro-batches"),
-                                 HasSubstr("equal stages: 27.3 %"), HasSubstr("tensor traffic "),
-                                 HasSubstr("limited by computing")));
+  EXPECT_THAT(ReasonOf(e),
+              AllOf(HasSubstr(" GB on a rank of "), HasSubstr("computing "), HasSubstr("bubble "),
+                    HasSubstr("8 micro-batches"), HasSubstr("equal stages: 27.3 %"),
+                    HasSubstr("tensor traffic "), HasSubstr("limited by computing")));
   cluster.device_link = 1e9;
   e = Evaluate(work, cluster, c);
   EXPECT_EQ(LimitOf(e.time), StepLimit::kTensor);
