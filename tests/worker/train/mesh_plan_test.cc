@@ -11,19 +11,20 @@ namespace zeroshard {
 namespace {
 
 v1::JobSpec SpecOf(const std::string& model, const MeshRun& run,
-                   std::vector<std::string> overrides) {
+                   const std::vector<std::string>& overrides, bool divided) {
   v1::JobSpec spec = MakeSpec(MeshJob(model).c_str(), overrides);
   spec.mutable_resources()->set_workers(static_cast<uint32_t>(run.shape.Ranks()));
   v1::ParallelSpec* parallel = spec.mutable_parallel();
   parallel->set_tensor(static_cast<uint32_t>(run.shape.tensor));
   parallel->set_pipeline(static_cast<uint32_t>(run.shape.pipeline));
   parallel->set_virtual_stages(static_cast<uint32_t>(run.virtual_stages));
+  parallel->set_sequence_parallel(divided);
   if (run.full_gradients) spec.mutable_zero_optimization()->set_pipeline_gradients("full");
   return spec;
 }
 
 // The buffers that the plan of the rank's stage names; what it leaves out (tokens, sums of squares
-// and of losses) is below 4 KiB here, of 160 KiB and more.
+// and of losses) is below 10 KiB here, of 160 KiB and more.
 uint64_t MostBuffers(const v1::JobSpec& spec, const MeshRun& run, const MeshPosition& at) {
   const ModelTable model = *MakeModelTable(spec.model());
   ZeroOptions options = MakeZeroOptions(spec, run.shape.data);
@@ -33,12 +34,12 @@ uint64_t MostBuffers(const v1::JobSpec& spec, const MeshRun& run, const MeshPosi
                                                 .micro_batches = RoundsOf(options)});
   const StageModel part = CutModel(&model, CutOf(spec), options.checkpointing).Part(at.pipeline);
   const RankSchedule& schedule = schedules[static_cast<size_t>(at.pipeline)];
-  return TransientBytes(part.model, MakeStagePolicy(part, options, schedule)) + 4096;
+  return TransientBytes(part.model, MakeStagePolicy(part, options, schedule)) + 10240;
 }
 
 void ExpectPlanHolds(const std::string& model, const MeshRun& run,
-                     const std::vector<std::string>& overrides) {
-  const v1::JobSpec spec = SpecOf(model, run, overrides);
+                     const std::vector<std::string>& overrides, bool divided = false) {
+  const v1::JobSpec spec = SpecOf(model, run, overrides, divided);
   const auto plans = PlanShards(spec);
   ASSERT_TRUE(plans.ok()) << plans.status();
   const auto ranks = PlanRanks(spec, *MakeModelTable(spec.model()), run.shape.Ranks());
@@ -100,6 +101,8 @@ TEST_P(MeshPlanTest, SoDoTheyWithEverySettingThatChangesIt) {
   ExpectPlanHolds(GetParam(), {.shape = cube, .full_gradients = true},
                   {kStage3, "bf16.enabled=true"});
   ExpectPlanHolds(GetParam(), {.shape = cube, .virtual_stages = 2}, {kStage3});
+  for (const char* more : {"activation_checkpointing=false", "activation_checkpointing=true"})
+    ExpectPlanHolds(GetParam(), {.shape = cube}, {kStage3, more}, /*divided=*/true);
 }
 
 }  // namespace
