@@ -188,8 +188,11 @@ const Evaluator::Cut& Evaluator::CutOf(const MeshCut& cut, bool checkpointing) {
                                    cut.sequence_parallel, checkpointing);
   const auto found = cuts_.find(key);
   if (found != cuts_.end()) return found->second;
-  Cut made{.model = CutModel(&workload_.model, cut, checkpointing), .parts = {}};
-  for (const int position : made.model.Positions()) made.parts.push_back(made.model.Part(position));
+  Cut made{.model = CutModel(&workload_.model, cut, checkpointing), .parts = {}, .slices = {}};
+  for (const int position : made.model.Positions()) {
+    made.parts.push_back(made.model.Part(position));
+    made.slices.push_back(made.model.Slice(made.parts.back(), 0));
+  }
   return cuts_.emplace(key, std::move(made)).first->second;
 }
 
@@ -201,15 +204,18 @@ const std::vector<RankSchedule>& Evaluator::Schedules(const PipelineShape& shape
 }
 
 // Of the first rank of the stage's data line and tensor group. `policy`: what its engine does.
-RankPlan Evaluator::PlanStage(const Configuration& c, const Cut& cut, const StageModel& stage,
+RankPlan Evaluator::PlanStage(const Configuration& c, const Cut& cut, size_t position,
                               const ZeroOptions& options, ZeroPolicy* policy) {
+  const StageModel& stage = cut.parts[position];
+  StoredSlice stored;
+  if (c.tensor > 1) stored = {&workload_.model, &cut.slices[position]};
   const auto plan = [&](int64_t micro_batches, ZeroPolicy* made) {
     const RankSchedule& schedule =
         Schedules({.stages = c.pipeline,
                    .virtual_stages = c.virtual_stages,
                    .micro_batches = micro_batches})[static_cast<size_t>(stage.rank)];
     *made = MakeStagePolicy(stage, options, schedule);
-    return PlanRank(stage, *made, schedule, 0, c.Devices(), cut.model.Share(0));
+    return PlanRank(stage, *made, schedule, 0, c.Devices(), cut.model.Share(0), stored);
   };
   const int64_t rounds = RoundsOf(options), counted = Counted(c.pipeline, rounds);
   RankPlan result = plan(counted, policy);
@@ -227,14 +233,15 @@ void Evaluator::PlanPositions(const Configuration& c, const Cut& cut, const Zero
                               Evaluation* e) {
   const StoreBytes stores = BytesInStores(workload_, c, cluster_.Hosts(c.Devices()));
   const auto ranks = static_cast<uint64_t>(std::min(cluster_.devices_per_host, c.Devices()));
-  for (const StageModel& stage : cut.parts) {
+  for (size_t i = 0; i < cut.parts.size(); ++i) {
+    const StageModel& stage = cut.parts[i];
     ZeroPolicy policy;
     RankPlan plan;
     if (c.Cut().IsWhole()) {
       policy = MakeZeroPolicy(workload_.model, options);
       plan = PlanRank(workload_.model, policy, 0);
     } else {
-      plan = PlanStage(c, cut, stage, options, &policy);
+      plan = PlanStage(c, cut, i, options, &policy);
     }
     PositionPlan& position = e->positions.emplace_back();
     position.pipeline = stage.rank;

@@ -138,13 +138,14 @@ class Evaluator {
  private:
   struct Cut {
     CutModel model;
-    std::vector<StageModel> parts;  // at Positions
+    std::vector<StageModel> parts;   // at Positions
+    std::vector<TensorRank> slices;  // of each the first tensor rank's
   };
   const Cut& CutOf(const MeshCut& cut, bool checkpointing);
   const std::vector<RankSchedule>& Schedules(const PipelineShape& shape);
   void PlanPositions(const Configuration& configuration, const Cut& cut, const ZeroOptions& options,
                      Evaluation* e);
-  RankPlan PlanStage(const Configuration& configuration, const Cut& cut, const StageModel& stage,
+  RankPlan PlanStage(const Configuration& configuration, const Cut& cut, size_t position,
                      const ZeroOptions& options, ZeroPolicy* policy);
 
   const Workload& workload_;

@@ -54,6 +54,14 @@ CutModel::CutModel(const ModelTable* model, const MeshCut& cut, bool checkpointi
   }
 }
 
+TensorRank CutModel::Slice(const StageModel& part, int tensor) const {
+  TensorRank slice = MakeTensorRank(*model_, cut_.tensor, tensor);
+  slice.model = part.model;
+  for (size_t u = 0; u < slice.slices.size(); ++u)
+    slice.slices[u].resize(part.model.units[u].parameters.size());
+  return slice;
+}
+
 int CutModel::BlocksOf(int pipeline) const {
   int blocks = 0;
   for (int k = pipeline; k < stages_.Count(); k += stages_.pipeline)
@@ -72,14 +80,20 @@ std::vector<int> CutModel::Positions() const {
 
 std::string PositionName(int pipeline, int stages) {
   if (stages == 1) return "every rank";
-  if (pipeline == 0) return "first stage";
-  if (pipeline == stages - 1) return "last stage";
+  if (pipeline == 0) return "the first stage";
+  if (pipeline == stages - 1) return "the last stage";
   return absl::StrCat("stage ", pipeline + 1, " of ", stages);
 }
 
-absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
-                                               int ranks) {
+absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const ModelTable& model,
+                                                int ranks) {
   const MeshCut cut = CutOf(spec);
+  std::vector<RankPlan> plans;
+  if (cut.IsWhole()) {
+    const ZeroPolicy policy = MakeZeroPolicy(model, MakeZeroOptions(spec, ranks));
+    for (int rank = 0; rank < ranks; ++rank) plans.push_back(PlanRank(model, policy, rank));
+    return plans;
+  }
   ZS_ASSIGN_OR_RETURN(const MeshShape shape, MakeMeshShape(cut.tensor, cut.pipeline, ranks));
   if (std::string problem = MeshProblem(model, cut); !problem.empty())
     return absl::InvalidArgumentError(std::move(problem));
@@ -90,14 +104,19 @@ absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const Mo
                                             .virtual_stages = cut.virtual_stages,
                                             .micro_batches = RoundsOf(options)}));
   const CutModel cut_model(&model, cut, options.checkpointing);
-  std::vector<RankPlan> plans;
   for (const RankSchedule& schedule : schedules) {
     const StageModel stage = cut_model.Part(schedule.rank);
     const ZeroPolicy policy = MakeStagePolicy(stage, options, schedule);
+    std::vector<TensorRank> slices;
+    for (int tensor = 0; tensor < shape.tensor; ++tensor)
+      slices.push_back(cut_model.Slice(stage, tensor));
     for (int data = 0; data < shape.data; ++data) {
-      for (int tensor = 0; tensor < shape.tensor; ++tensor)
-        plans.push_back(
-            PlanRank(stage, policy, schedule, data, shape.Ranks(), cut_model.Share(tensor)));
+      for (int tensor = 0; tensor < shape.tensor; ++tensor) {
+        const StoredSlice stored{&model, &slices[static_cast<size_t>(tensor)]};
+        plans.push_back(PlanRank(stage, policy, schedule, data, shape.Ranks(),
+                                 cut_model.Share(tensor),
+                                 shape.tensor > 1 ? stored : StoredSlice()));
+      }
     }
   }
   return plans;

@@ -37,6 +37,9 @@ class CutModel {
   const PipelineStages& stages() const { return stages_; }
   // What the ranks at a pipeline position hold: as much on each tensor rank.
   StageModel Part(int pipeline) const { return MakeStageModel(slice_, stages_, pipeline); }
+  // One tensor rank's slice of a part: of its units, which lack what the part lacks.
+  TensorRank Slice(const StageModel& part, int tensor) const;
+  const ModelTable& whole() const { return *model_; }
   TensorShare Share(int tensor) const { return TensorShareOf(model_->config, cut_.tensor, tensor); }
   // By virtual stage, operations of one token on one of the tensor ranks.
   const std::vector<StageTime>& operations() const { return operations_; }
@@ -55,12 +58,12 @@ class CutModel {
   std::vector<StageTime> operations_;
 };
 
-// "first stage", "stage 3 of 8", "last stage"; of one stage "every rank".
+// "the first stage", "stage 3 of 8", "the last stage"; of one stage "every rank".
 std::string PositionName(int pipeline, int stages);
 
-// Of every rank of the job's mesh, by rank. INVALID_ARGUMENT as MakeMeshShape, MeshProblem and
-// MakePipelineSchedule.
-absl::StatusOr<std::vector<RankPlan>> PlanMesh(const v1::JobSpec& spec, const ModelTable& model,
-                                               int ranks);
+// Of every rank of the job on `ranks` ranks, by rank. INVALID_ARGUMENT as MakeMeshShape,
+// MeshProblem and MakePipelineSchedule.
+absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const ModelTable& model,
+                                                int ranks);
 
 }  // namespace zeroshard

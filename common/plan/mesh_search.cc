@@ -133,13 +133,11 @@ const char* NameOf(StepLimit limit) {
 
 std::string ReasonOf(const Evaluation& e) {
   const StepTime& t = e.time;
+  const std::string fullest =
+      PositionName(e.positions[static_cast<size_t>(e.fullest)].pipeline, e.configuration.pipeline);
   std::vector<std::string> parts = {
-      absl::StrFormat("%.3g GB on %s", static_cast<double>(e.bytes.Device()) * 1e-9,
-                      e.configuration.pipeline == 1
-                          ? "every rank"
-                          : "a rank of the " +
-                                PositionName(e.positions[static_cast<size_t>(e.fullest)].pipeline,
-                                             e.configuration.pipeline)),
+      absl::StrFormat("%.3g GB on %s%s", static_cast<double>(e.bytes.Device()) * 1e-9,
+                      e.configuration.pipeline == 1 ? "" : "a rank of ", fullest),
       absl::StrCat("computing ", Percent(t.compute / t.total), " of a step")};
   if (e.configuration.pipeline > 1)
     parts.push_back(absl::StrCat("bubble ", Percent(e.counted_bubble), " (", e.accumulation,

@@ -19,19 +19,35 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
 }
 
-// A rank's shard of a unit in the wire type, which is that of the parameters too.
-uint64_t ShardBytes(const ZeroPolicy& policy, size_t unit, int rank) {
+// A rank's shard of a unit in the wire type, which is that of the parameters too: what it pushes
+// of it, and what it pulls.
+struct ShardBytes {
+  uint64_t push = 0, pull = 0;
+};
+
+ShardBytes ShardOf(const ZeroPolicy& policy, size_t unit, int rank, const StoredSlice& stored) {
   const ShardLayout& layout = policy.layouts[unit];
-  return static_cast<uint64_t>(layout.End(rank) - layout.Begin(rank)) *
-         SizeOf(policy.options.dtype);
+  const ElementRange owned{layout.Begin(rank), layout.End(rank)};
+  const auto bytes = [&policy](int64_t elements) {
+    return static_cast<uint64_t>(elements) * SizeOf(policy.options.dtype);
+  };
+  if (stored.slice == nullptr) return {bytes(owned.size()), bytes(owned.size())};
+  const std::vector<SliceRun> runs = FullRuns(*stored.slice, unit, owned);
+  return {bytes(PushedElements(runs)), bytes(PulledElements(runs))};
 }
 
 // What a rank pulls for the gathers of `uses`.
-uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& uses, int rank) {
+uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& uses, int rank,
+                         const StoredSlice& stored) {
+  std::vector<uint64_t> once(policy.layouts.size(), 0);
+  std::vector<bool> known(policy.layouts.size(), false);
   uint64_t bytes = 0;
   for (const UnitUse& use : uses) {
-    if (use.gather && !policy.KeepsParameters(use.unit))
-      bytes += ShardBytes(policy, static_cast<size_t>(use.unit), rank);
+    if (!use.gather || policy.KeepsParameters(use.unit)) continue;
+    const auto u = static_cast<size_t>(use.unit);
+    if (!known[u]) once[u] = ShardOf(policy, u, rank, stored).pull;
+    known[u] = true;
+    bytes += once[u];
   }
   return bytes;
 }
@@ -39,8 +55,14 @@ uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& u
 class RankPlanner {
  public:
   // The step's end is exchanged between `ranks`.
-  RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank, int ranks)
-      : model_(model), policy_(policy), options_(policy.options), rank_(rank), ranks_(ranks) {
+  RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank, int ranks,
+              const StoredSlice& stored = {})
+      : model_(model),
+        policy_(policy),
+        options_(policy.options),
+        stored_(stored),
+        rank_(rank),
+        ranks_(ranks) {
     wire_ = SizeOf(options_.dtype);
     accumulate_ = SizeOf(policy.accumulate_type);
     peers_ = static_cast<uint64_t>(options_.world - 1);
@@ -205,15 +227,15 @@ class RankPlanner {
   void StoreTraffic() {
     for (size_t u = 0; u < model_.units.size(); ++u) {
       if (!policy_.trained[u]) continue;
-      const uint64_t bytes = ShardBytes(policy_, u, rank_);
+      const ShardBytes bytes = ShardOf(policy_, u, rank_, stored_);
       // The copy of a tied table is pushed where it is counted.
       if (u > 0 || !policy_.copies_table)
-        plan_.push += bytes * static_cast<uint64_t>(options_.replicas);
-      if (policy_.KeepsParameters(static_cast<int>(u))) plan_.pull += bytes;
+        plan_.push += bytes.push * static_cast<uint64_t>(options_.replicas);
+      if (policy_.KeepsParameters(static_cast<int>(u))) plan_.pull += bytes.pull;
     }
     const int64_t times = policy_.uses_span_step ? 1 : policy_.rounds;
-    const uint64_t gathered = SaturatingProduct(GatherPullBytes(policy_, policy_.uses, rank_),
-                                                static_cast<uint64_t>(times));
+    const uint64_t gathered = SaturatingProduct(
+        GatherPullBytes(policy_, policy_.uses, rank_, stored_), static_cast<uint64_t>(times));
     if (__builtin_add_overflow(plan_.pull, gathered, &plan_.pull))
       plan_.pull = std::numeric_limits<uint64_t>::max();
   }
@@ -221,6 +243,7 @@ class RankPlanner {
   const ModelTable& model_;
   const ZeroPolicy& policy_;
   const ZeroOptions& options_;
+  const StoredSlice stored_;
   const int rank_, ranks_;
   uint64_t wire_ = 0, accumulate_ = 0, peers_ = 0;
   ElementRange blocks_;
@@ -244,8 +267,8 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
 }
 
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
-                  int data, int ranks, const TensorShare& share) {
-  return RankPlanner(stage.model, policy, data, ranks).Plan(stage, schedule, share);
+                  int data, int ranks, const TensorShare& share, const StoredSlice& stored) {
+  return RankPlanner(stage.model, policy, data, ranks, stored).Plan(stage, schedule, share);
 }
 
 TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
@@ -265,7 +288,7 @@ TrafficTable PlanEvaluation(const ModelTable& model, const ZeroPolicy& policy,
 
 uint64_t PlanEvaluationPull(const ZeroPolicy& policy, int rank, int64_t micro_batches) {
   const int64_t rounds = CeilDiv(micro_batches, policy.options.world);
-  return SaturatingProduct(GatherPullBytes(policy, policy.eval_uses, rank),
+  return SaturatingProduct(GatherPullBytes(policy, policy.eval_uses, rank, {}),
                            static_cast<uint64_t>(rounds));
 }
 
@@ -273,17 +296,10 @@ absl::StatusOr<std::vector<v1::ShardPlan>> PlanShards(const v1::JobSpec& spec) {
   absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return model.status();
   const int world = static_cast<int>(std::max<uint32_t>(1, spec.resources().workers()));
-  std::vector<RankPlan> ranks;
-  if (CutOf(spec).IsWhole()) {
-    const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
-    for (int rank = 0; rank < world; ++rank) ranks.push_back(PlanRank(*model, policy, rank));
-  } else {
-    absl::StatusOr<std::vector<RankPlan>> planned = PlanMesh(spec, *model, world);
-    if (!planned.ok()) return planned.status();
-    ranks = *std::move(planned);
-  }
+  const absl::StatusOr<std::vector<RankPlan>> ranks = PlanRanks(spec, *model, world);
+  if (!ranks.ok()) return ranks.status();
   std::vector<v1::ShardPlan> plans;
-  for (const RankPlan& plan : ranks) {
+  for (const RankPlan& plan : *ranks) {
     v1::ShardPlan& out = plans.emplace_back();
     out.set_rank(static_cast<uint32_t>(plans.size() - 1));
     out.set_owned_parameters(plan.owned_parameters);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/plan/collective_bytes.h"
 #include "common/plan/stage_model.h"
+#include "common/plan/tensor_slices.h"
 #include "common/plan/tensor_traffic.h"
 #include "common/plan/zero_policy.h"
 #include "zeroshard/v1/jobs.pb.h"
@@ -33,8 +34,15 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
 // of its slice (tensor_slices.h), `policy` MakeStagePolicy's; `step` is what it sends on all its
 // lines. A schedule of fewer micro-batches than the policy has rounds counts the transfers, gathers
 // and sums of those alone (mesh_rank.h).
+// `stored`: where the state is offloaded and the model is split over tensor ranks, what its ranges
+// are in the stores; else all of them is pushed and pulled.
+struct StoredSlice {
+  const ModelTable* whole = nullptr;
+  const TensorRank* slice = nullptr;  // of the stage: units have the tensors that they have there
+};
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
-                  int data, int ranks, const TensorShare& share = {});
+                  int data, int ranks, const TensorShare& share = {},
+                  const StoredSlice& stored = {});
 
 // Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable,
 // and where its mesh or its schedule cannot be.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace zeroshard {
 namespace {
 
@@ -20,6 +22,28 @@ class Sums {
   const int size_, rank_;
   const DType type_;
   TrafficTable& table_;
+};
+
+// The norms of a unit: a weight, with a bias behind it or not.
+void AddNorms(const UnitTable& unit, Sums* sums) {
+  for (const char* name : {"ln_1", "ln_2", "ln_f", "norm_1", "norm_2", "norm_f"}) {
+    const ParameterInfo* weight = unit.Find(absl::StrCat(name, ".weight"));
+    if (weight == nullptr) continue;
+    const ParameterInfo* bias = unit.Find(absl::StrCat(name, ".bias"));
+    const ParameterInfo& last = bias == nullptr ? *weight : *bias;
+    if (weight->trainable || last.trainable)
+      sums->Add(kBackward, 1, last.offset + last.size - weight->offset);
+  }
+}
+
+// Gathers and reduce-scatters of n elements in `size` equal parts.
+struct Parts {
+  uint64_t bytes = 0;  // of one of either
+  TrafficTable* table = nullptr;
+  void Add(size_t phase, uint64_t gathers, uint64_t scatters) const {
+    (*table)[kAllGather][phase] += gathers * bytes;
+    (*table)[kReduceScatter][phase] += scatters * bytes;
+  }
 };
 
 // Keys and values lie side by side; so do their biases, but for the layout's padding.
@@ -42,14 +66,29 @@ TrafficTable TensorTraffic(const ModelConfig& slice, const UnitTable& unit,
   TrafficTable table{};
   if (slice.tensor == 1) return table;
   const int64_t sequence = slice.sequence * slice.hidden, all = micro_batch * sequence;
+  const bool divided = slice.DividesRows();
   Sums sums(slice.tensor, share.rank, type, &table);
+  const Parts parts{
+      .bytes = static_cast<uint64_t>(all / slice.tensor * (slice.tensor - 1)) * SizeOf(type),
+      .table = &table};
+  if (divided) AddNorms(unit, &sums);
   switch (unit.kind) {
     case UnitKind::kEmbedding:
-      sums.Add(kForward, 1, all);
+      if (divided) {
+        parts.Add(kForward, 0, 1);
+        parts.Add(kBackward, 1, 0);
+      } else {
+        sums.Add(kForward, 1, all);
+      }
       break;
     case UnitKind::kBlock: {
-      sums.Add(kForward, 2, all);
-      sums.Add(kBackward, checkpointing ? 3 : 2, all);
+      if (divided) {
+        parts.Add(kForward, 2, 2);
+        parts.Add(kBackward, checkpointing ? 5 : 4, checkpointing ? 3 : 2);
+      } else {
+        sums.Add(kForward, 2, all);
+        sums.Add(kBackward, checkpointing ? 3 : 2, all);
+      }
       Sums copies(share.copies, share.rank % share.copies, type, &table);
       AddCopies(unit, "attn.k.weight", "attn.v.weight", &copies);
       AddCopies(unit, "attn.k.bias", "attn.v.bias", &copies);
@@ -58,7 +97,12 @@ TrafficTable TensorTraffic(const ModelConfig& slice, const UnitTable& unit,
     case UnitKind::kHead:
       table[kAllGather][kForward] +=
           static_cast<uint64_t>((slice.tensor - 1) * micro_batch * 3 * slice.sequence * 4);
-      sums.Add(kBackward, micro_batch, sequence);
+      if (divided) {
+        parts.Add(kForward, 1, 0);
+        parts.Add(kBackward, 0, 1);
+      } else {
+        sums.Add(kBackward, micro_batch, sequence);
+      }
       break;
   }
   return table;

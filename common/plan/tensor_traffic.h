@@ -23,6 +23,13 @@ TensorShare TensorShareOf(const ModelConfig& full, int tensor, int rank);
 //   embedding: one sum of n forward.
 //   head: three numbers a token of each rank's softmax forward; backward a sum of T*C a sequence.
 // As many bytes as a ring sends, but for sums of up to kDirectAllReduce elements.
+//
+// Where rows are divided (Korthikanti et al. 2022, section 4.2.2) a sum is a reduce-scatter of n
+// and what reads all rows an all-gather, half the bytes of a sum each:
+//   block: two of each forward; backward four gathers and two reduce-scatters, one more of each
+//     where it is computed again, and the sums of its norms' gradients.
+//   embedding: one reduce-scatter forward, one gather backward.
+//   head: one gather forward, beside the softmax's; backward one reduce-scatter and its norm's sum.
 TrafficTable TensorTraffic(const ModelConfig& slice, const UnitTable& unit,
                            const TensorShare& share, int64_t micro_batch, DType type,
                            bool checkpointing);

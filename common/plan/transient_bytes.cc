@@ -5,11 +5,15 @@
 #include <limits>
 #include <vector>
 
+#include "common/plan/planner.h"
+
 namespace zeroshard {
 namespace {
 
 // As worker/zero/reduce has it.
 constexpr size_t kGradientBuffers = 3;
+// What one step leaves in a pool the next one finds there; the third finds nothing new.
+constexpr int kSteps = 3;
 // Of the head matrix's gradient, as worker/model/head has it.
 constexpr int64_t kHeadElements = int64_t{1} << 22;
 
@@ -59,7 +63,14 @@ class Gathers {
         held_(uses_.size(), 0) {}
 
   int64_t Peak() {
+    for (int step = 0; step < kSteps; ++step) Step();
+    return pool_.peak();
+  }
+
+ private:
+  void Step() {
     const int head = static_cast<int>(policy_.layouts.size()) - 1;
+    std::fill(held_.begin(), held_.end(), 0);
     std::vector<size_t> open;
     for (size_t i = 0; i < uses_.size(); ++i) {
       if (uses_[i].gather && held_[i] == 0) Issue(i);
@@ -71,10 +82,8 @@ class Gathers {
       for (const size_t use : open) End(use);
       open.clear();
     }
-    return pool_.peak();
   }
 
- private:
   const ShardLayout& Layout(size_t use) const {
     return policy_.layouts[static_cast<size_t>(uses_[use].unit)];
   }
@@ -119,19 +128,40 @@ class Gradients {
   Gradients(const ModelTable& model, const ZeroPolicy& policy) : model_(model), policy_(policy) {}
 
   int64_t Peak() {
-    const auto units = static_cast<int>(model_.units.size());
-    for (int64_t round = 0; round < std::min<int64_t>(policy_.rounds, 3); ++round) {
-      for (int u = units - 1; u >= 0; --u) Backward(u);
+    for (int step = 0; step < kSteps; ++step) {
+      const int64_t passes = policy_.uses_span_step ? 1 : std::min<int64_t>(policy_.rounds, 3);
+      for (int64_t pass = 0; pass < passes; ++pass) Pass();
+      EndOfStep();
     }
-    // Sums that are kept in fp32 are gathered through the wire type.
-    for (size_t u = 0; u < model_.units.size(); ++u)
-      if (policy_.options.stage == 0 && policy_.gradient_mode == GradientMode::kFullAccumulate &&
-          policy_.options.dtype != DType::kF32 && policy_.trained[u])
-        Take(policy_.layouts[u].Padded());
     return pool_.peak();
   }
 
  private:
+  // The backwards of the policy's uses, in their order.
+  void Pass() {
+    const int head = static_cast<int>(model_.units.size()) - 1;
+    bool with_block = false;
+    for (const UnitUse& use : policy_.uses) {
+      if (!use.backward && use.unit != head) continue;
+      Backward(use.unit);
+      if (use.unit != 1) continue;
+      Backward(0);
+      with_block = true;
+    }
+    if (!with_block) Backward(0);
+  }
+
+  // Sums of a rank's own micro-batches are reduced in the wire type; at stage 0 those that are kept
+  // in fp32 go through it to all, too.
+  void EndOfStep() {
+    if (policy_.gradient_mode != GradientMode::kFullAccumulate) return;
+    for (size_t u = 0; u < model_.units.size(); ++u)
+      if (policy_.trained[u]) Take(policy_.layouts[u].length);
+    const bool through = policy_.options.stage == 0 && policy_.options.dtype != DType::kF32;
+    for (size_t u = 0; u < model_.units.size() && through; ++u)
+      if (policy_.trained[u]) Take(policy_.layouts[u].Padded());
+  }
+
   void Take(int64_t size) {
     if (size == 0) return;
     while (in_flight_.size() >= kGradientBuffers) {
@@ -196,8 +226,13 @@ double TableBytes(const ModelTable& model, const ZeroPolicy& policy) {
   double bytes = 0;
   if (policy.has_rows) {
     bytes += static_cast<double>(policy.options.micro_batch * model.config.sequence) * row;
-    if (policy.table_trained && policy.sparse_rows)
+    if (policy.table_trained && policy.sparse_rows) {
+      const ElementRange table = TokenTable(model);
+      const int64_t touched =
+          RowsTouched(table, Owned(policy.layouts.front(), 0, table), model.config.hidden);
       bytes += static_cast<double>(policy.row_slots * policy.options.world) * row;
+      bytes += 4 * static_cast<double>(touched + RowCapacity(model, policy, 0) + 1);
+    }
   }
   const bool apart = policy.copies_table || (policy.has_rows && model.config.tied && !policy.tied);
   if (apart && policy.table_trained) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "common/plan/mesh.h"
 
 namespace zeroshard::coordinator {
 namespace {
@@ -47,11 +48,9 @@ void PlanMetrics::Show(const std::string& job, const v1::JobSpec& spec, uint32_t
   plans.stage = absl::StrCat(spec.zero_optimization().stage());
   const absl::StatusOr<ModelTable> model = MakeModelTable(spec.model());
   if (!model.ok()) return;  // then it was not submitted to this version
-  const int world = static_cast<int>(ranks);
-  const ZeroPolicy policy = MakeZeroPolicy(*model, MakeZeroOptions(spec, world));
-  for (int rank = 0; rank < world; ++rank) {
-    plans.ranks.push_back(PlanRank(*model, policy, rank));
-  }
+  absl::StatusOr<std::vector<RankPlan>> planned = PlanRanks(spec, *model, static_cast<int>(ranks));
+  if (!planned.ok()) return;
+  plans.ranks = *std::move(planned);
   std::lock_guard<std::mutex> lock(mutex_);
   jobs_.insert_or_assign(job, std::move(plans));
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "common/exit_codes.h"
@@ -60,8 +61,63 @@ TEST_F(PlanCommandTest, FindsTheDocumentedCases) {
   EXPECT_EQ(json["smallest"]["stage"], 3);
   EXPECT_GT(json["smallest"]["tensor"], 1);
   EXPECT_GT(json["smallest"]["pipeline"], 1);
+  // Memory and traffic by place in the pipeline.
   const Outcome text = Run({"plan", "--parameters", "2T", "--gpus", "512"});
-  EXPECT_THAT(text.out, HasSubstr("jobs train data-parallel so far"));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("first stage"), HasSubstr("last stage"),
+                              HasSubstr("TO TENSOR RANKS"), HasSubstr("= (p-1)/(v m + p-1)")));
+  ASSERT_GE(json["smallest"]["positions"].size(), 3u);
+  uint64_t most = 0;
+  for (const Json& at : json["smallest"]["positions"])
+    most = std::max(most, at["memory_bytes"]["device"].get<uint64_t>());
+  EXPECT_EQ(json["smallest"]["memory_bytes"]["device"], most);
+}
+
+// 7.5 B on 16 GPUs of 40 GB, 64 sequences a step: every mesh at the same batch.
+TEST_F(PlanCommandTest, SearchListsMeshesBestFirstWithReasons) {
+  const std::vector<std::string> args = {"--parameters", "7.5B", "--gpus",  "16", "--batch", "64",
+                                         "--gpu-memory", "40GB", "--search"};
+  const Json json = PlanJson(args);
+  const Json& fits = json["search"]["fits"];
+  ASSERT_GE(fits.size(), 4u);
+  double last = INFINITY;
+  for (const Json& fit : fits) {
+    EXPECT_TRUE(fit["fits"]);
+    EXPECT_EQ(fit["devices"], 16);
+    EXPECT_LE(fit["memory_bytes"]["device"], 40'000'000'000);
+    EXPECT_EQ(fit["tokens_per_step"], 64 * 1024);
+    EXPECT_LE(fit["tokens_per_second"], last);
+    last = fit["tokens_per_second"];
+    EXPECT_THAT(fit["reason"].get<std::string>(), HasSubstr("limited by"));
+    const double m = fit["micro_batches_per_rank"], p = fit["pipeline"], v = fit["virtual_stages"];
+    EXPECT_DOUBLE_EQ(fit["bubble_share"]["predicted"], (p - 1) / (v * m + p - 1));
+  }
+  // 16 bytes a parameter are 120 GB.
+  bool whole = false;
+  for (const Json& misfit : json["search"]["misfits"]) {
+    if (misfit["data"] != 16) continue;
+    whole = true;
+    EXPECT_EQ(misfit["nearest"][0]["stage"], 0);
+    EXPECT_GE(misfit["nearest"][0]["lacks"][0]["wanted_bytes"], 120'000'000'000);
+  }
+  EXPECT_TRUE(whole);
+  EXPECT_FALSE(json.contains("configurations"));
+  std::vector<std::string> command = {"plan"};
+  command.insert(command.end(), args.begin(), args.end());
+  const Outcome text = Run(command);
+  EXPECT_EQ(text.code, kExitOk) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("best first by predicted tokens a second"), HasSubstr("1."),
+                    HasSubstr("what does not fit"), HasSubstr("1x1x16"), HasSubstr("the best: ")));
+}
+
+TEST_F(PlanCommandTest, SearchOfAJobTakesItsBatchAndSaysWhereNothingFits) {
+  const Json json = PlanJson({job_, "--search", "--gpus", "2"});
+  EXPECT_TRUE(json.contains("job"));
+  EXPECT_EQ(json["search"]["fits"][0]["tokens_per_step"], json["job"]["tokens_per_step"]);
+  const Outcome none =
+      Run({"plan", "--parameters", "175B", "--gpus", "2", "--host-memory", "0", "--search"});
+  EXPECT_EQ(none.code, kExitDoesNotFit);
+  EXPECT_THAT(none.out, AllOf(HasSubstr("nothing fits on 2 devices"), HasSubstr("80 GB there")));
 }
 
 TEST_F(PlanCommandTest, WhereNothingFitsItSaysWhatLacksAndExitsWith6) {
@@ -113,6 +169,9 @@ TEST_F(PlanCommandTest, BadInputGetsOneMessageThatNamesTheOption) {
       {{"plan", "--parameters", "7B", "--peak-share", "nan"}, "--peak-share"},
       {{"plan", "--parameters", "7B", "--peak", "0"}, "--peak: seen 0"},
       {{"plan", "--parameters", "7B", "--host-link", "0GB"}, "--host-link: seen 0"},
+      {{"plan", "--parameters", "7B", "--batch", "7", "--micro-batch", "2"}, "--batch: seen 7"},
+      {{"plan", "--parameters", "7B", "--batch", "8", "--accumulation", "2"}, "--accumulation"},
+      {{"plan", "--parameters", "7B", "--search", "--no-meshes"}, "--no-meshes"},
       {{"plan", "--parameters", "7B", "--network", "400Gb"}, "--network: seen \"400Gb\""},
   };
   for (const auto& [args, wanted] : cases) {
@@ -125,8 +184,8 @@ TEST_F(PlanCommandTest, BadInputGetsOneMessageThatNamesTheOption) {
 
 TEST_F(PlanCommandTest, AnOptionOfTheOtherKindOfModelIsRefusedAndNotIgnored) {
   const std::vector<std::pair<std::string, std::string>> of_parameters = {
-      {"--sequence", "128"},   {"--vocab", "256"},  {"--micro-batch", "2"},
-      {"--accumulation", "2"}, {"--replicas", "2"}, {"--type", "fp32"}};
+      {"--sequence", "128"}, {"--vocab", "256"},  {"--micro-batch", "2"}, {"--accumulation", "2"},
+      {"--batch", "8"},      {"--replicas", "2"}, {"--type", "fp32"}};
   for (const auto& [option, value] : of_parameters) {
     for (const std::vector<std::string>& args :
          {std::vector<std::string>{"plan", job_, option, value}, {"plan", option, value}}) {

@@ -158,7 +158,9 @@ TEST_P(KilledInAMeshTest, TheJobRecoversAndEndsAsIfNothingHadHappened) {
   EXPECT_EQ(seen.digest, wanted.digest);
   EXPECT_FALSE(seen.digest.empty());
   EXPECT_GE(seen.status["generation"], 2);
-  if (killed.offloaded) EXPECT_EQ(seen.steps_lost, 0u);
+  if (killed.offloaded) {
+    EXPECT_EQ(seen.steps_lost, 0u);
+  }
   EXPECT_TRUE(SawState(*local, "RECOVERING")) << local->Out();
   // The one that died is named, and nobody who waited for it in another line.
   EXPECT_THAT(local->Out(), HasSubstr(absl::StrCat("rank ", killed.rank, " (", member)));

@@ -178,6 +178,21 @@ TEST_P(GpuOps, DropoutHasTheCpusMask) {
   }
 }
 
+TEST_P(GpuOps, DropoutOfAPartHasTheCpusMask) {
+  const DType type = GetParam();
+  constexpr int64_t kPerSample = 2048;
+  for (const int64_t first : {int64_t{4096}, int64_t{3}, int64_t{1} << 34}) {
+    SCOPED_TRACE(first);
+    const DropoutArgs args{.rate = 0.3f, .seed = 5, .step = 9, .site = 2, .first_element = first};
+    Arrays arrays;
+    const int x = arrays.In(TypedValues::Random(3 * kPerSample, type, 63));
+    const int y = arrays.Out(3 * kPerSample, type, kSameBits);
+    Compare(arrays, [&](Ops* ops, const std::vector<void*>& p) {
+      ops->Dropout(args, p[x], 3, kPerSample, type, p[y]);
+    });
+  }
+}
+
 TEST_P(GpuOps, ElementwiseHasTheCpusBits) {
   const DType type = GetParam();
   for (const int64_t n : kCounts) {
@@ -263,6 +278,62 @@ TEST_P(GpuOps, CrossEntropyIsTheCpus) {
       });
     }
   }
+}
+
+// Of the second of two ranks, which has the rows [v/2, v); the first one's part is made up.
+TEST_P(GpuOps, CrossEntropyOfASplitVocabularyIsTheCpus) {
+  const DType type = GetParam();
+  for (const auto& [rows, v] : {Matrix{1, 2}, {3, 17}, {65, 1021}, {200, 50257}}) {
+    SCOPED_TRACE(testing::Message() << rows << " of " << v);
+    const int64_t begin = v / 2, own = v - begin;
+    std::vector<int32_t> targets;
+    for (int64_t i = 0; i < rows; ++i)
+      targets.push_back(i % 5 == 4 ? -1 : static_cast<int32_t>((i * 7919) % v));
+    TypedValues others(3 * rows, DType::kF32);
+    for (int64_t i = 0; i < rows; ++i) {
+      others.Set(i, 1.5f + static_cast<float>(i % 7));
+      others.Set(rows + i, 1.0f + static_cast<float>(i % 3));
+      const int32_t target = targets[static_cast<size_t>(i)];
+      others.Set(2 * rows + i, target >= 0 && target < begin ? 0.5f : 0.0f);
+    }
+    for (const float gradient : {0.0f, 2048.0f}) {
+      Arrays arrays;
+      const int logits = arrays.InOut(TypedValues::Random(own * rows, type, 83, 4),
+                                      gradient != 0 ? Close(type) : kSameBits);
+      const int target = arrays.In(targets);
+      const int other = arrays.In(others);
+      const int local = arrays.Out(rows, DType::kI32, kSameBits);
+      const int part = arrays.Out(3 * rows, DType::kF32, 4e-6);
+      const int parts = arrays.Out(6 * rows, DType::kF32, 4e-6);
+      const int losses = arrays.Out(rows, DType::kF32, 4e-6);
+      Compare(arrays, [&, rows = rows, v = v](Ops* ops, const std::vector<void*>& p) {
+        const auto* wanted = static_cast<const int32_t*>(p[target]);
+        auto* mine = static_cast<int32_t*>(p[local]);
+        auto* all = static_cast<float*>(p[parts]);
+        const size_t bytes = static_cast<size_t>(3 * rows) * sizeof(float);
+        EXPECT_TRUE(ops->LocalIds(wanted, rows, begin, v, mine).ok());
+        EXPECT_TRUE(
+            ops->SoftmaxPart(p[logits], mine, rows, own, type, static_cast<float*>(p[part])).ok());
+        ops->Copy(all, p[other], bytes);
+        ops->Copy(all + 3 * rows, p[part], bytes);
+        EXPECT_TRUE(ops->CrossEntropyOfParts(all, 2, p[logits], wanted, mine, rows, own, type,
+                                             gradient, static_cast<float*>(p[losses]))
+                        .ok());
+      });
+    }
+  }
+}
+
+TEST_P(GpuOps, ARankWhoseRowsAreAllPaddingHasNoPart) {
+  constexpr int64_t kRows = 5;
+  Arrays arrays;
+  const int none = arrays.In(std::vector<int32_t>(kRows, -1));
+  const int part = arrays.Out(3 * kRows, DType::kF32, kSameBits);
+  Compare(arrays, [&](Ops* ops, const std::vector<void*>& p) {
+    EXPECT_TRUE(ops->SoftmaxPart(nullptr, static_cast<const int32_t*>(p[none]), kRows, 0,
+                                 GetParam(), static_cast<float*>(p[part]))
+                    .ok());
+  });
 }
 
 TEST_P(GpuOps, AdamWHasTheCpusBits) {

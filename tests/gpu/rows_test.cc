@@ -53,6 +53,33 @@ TEST_P(GpuRows, EmbeddingHasTheCpusBits) {
   }
 }
 
+// Every third token is another rank's; or all are.
+TEST_P(GpuRows, APartOfATableHasTheCpusBits) {
+  const DType type = GetParam();
+  constexpr int32_t kRows = 70;
+  for (const int64_t cols : {1, 63, 768}) {
+    for (const size_t step : {3, 1}) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, another rank's by " << step);
+      constexpr int64_t kBatch = 3, kSeq = 100, kCount = kBatch * kSeq;
+      std::vector<int32_t> of_rank = Tokens(kCount, kRows);
+      for (size_t i = 0; i < of_rank.size(); i += step) of_rank[i] = -1;
+      Arrays arrays;
+      const int local = arrays.In(of_rank);
+      const int table = arrays.In(TypedValues::Random(kRows * cols, type, 1));
+      const int dy = arrays.In(TypedValues::Random(kCount * cols, type, 3));
+      const int y = arrays.Out(kCount * cols, type, kSameBits);
+      const int ids = arrays.Out(kCount, DType::kI32, kSameBits);
+      const int rows = arrays.Out(kCount * cols, type, kSameBits);
+      Compare(arrays, [&](Ops* ops, const std::vector<void*>& p) {
+        const auto* t = static_cast<const int32_t*>(p[local]);
+        EXPECT_TRUE(ops->LookupRows(t, p[table], kCount, cols, type, p[y]).ok());
+        ops->EmbeddingBackwardRows(p[dy], t, kBatch, kSeq, cols, type,
+                                   static_cast<int32_t*>(p[ids]), p[rows]);
+      });
+    }
+  }
+}
+
 std::vector<int32_t> Rising(int32_t table_rows, int32_t step, size_t length) {
   std::vector<int32_t> ids;
   for (int32_t row = 0; row < table_rows; row += step) ids.push_back(row);

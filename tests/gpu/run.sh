@@ -22,7 +22,8 @@ stages=(
   "ops 90 gpu_ops_test"
   "collectives 40 gpu_comm_test"
   "models 60 gpu_model_test"
-  "training 150 gpu_train_test"
+  "training 150 gpu_train_test --gtest_filter=-*GpuMesh*"
+  "mesh 60 gpu_train_test --gtest_filter=*GpuMesh*"
   "benchmark 170 benchmark"
   "memcheck 120 memcheck"
   "racecheck 60 racecheck"
@@ -56,6 +57,8 @@ Stages, in order; each runs whatever became of the ones before:
   models              gradients and logits against PyTorch's and transformers' (tests/reference)
   training            20-step curves against the CPU's at ZeRO stages 0 to 3 with one and two ranks,
                       the same bits where that is promised, offload, save and resume
+  mesh                20-step curves of four ranks that share the GPU, through Gloo: two tensor ranks by two
+                      pipeline stages, beside a single rank's; pipelines alone have its bits
   benchmark           rates of kernels and training steps; memory against the planner's prediction
   memcheck            products, attention and ops under compute-sanitizer's memcheck
   racecheck           attention under compute-sanitizer's racecheck, as far as its time allows

@@ -19,6 +19,7 @@
 #include "worker/agent/assignment.h"
 #include "worker/agent/cluster_rendezvous.h"
 #include "worker/agent/utf8.h"
+#include "worker/zero/sliced_store.h"
 #include "worker/zero/staged_store.h"
 
 namespace zeroshard {
@@ -332,10 +333,12 @@ absl::Status JobRun::OpenStore(Parts* parts) {
   const DType type = options.dtype;
   const int64_t most_pushed = options.most_pushed, most_pulled = options.most_pulled;
   ZS_ASSIGN_OR_RETURN(parts->store, context_.backend->open_store(std::move(options)));
+  ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(assign_.spec().model()));
+  const MeshShape shape = ShapeOf(assign_);
+  const MeshPosition at = PositionOf(shape, static_cast<int>(assign_.rank()));
+  parts->store = MakeSlicedStore(std::move(parts->store),
+                                 MakeTensorRank(model, shape.tensor, at.tensor), type);
   if (!parts->device->is_host()) {
-    ZS_ASSIGN_OR_RETURN(const ModelTable model, MakeModelTable(assign_.spec().model()));
-    const MeshShape shape = ShapeOf(assign_);
-    const MeshPosition at = PositionOf(shape, static_cast<int>(assign_.rank()));
     ZS_ASSIGN_OR_RETURN(const StageModel part, PartOf(assign_.spec(), model, at));
     const size_t host_bytes =
         StagedBytes(part.model, shape.data, at.data, type, most_pushed, most_pulled);

@@ -288,6 +288,7 @@ absl::Status Checkpointer::JoinTornBlocks(std::vector<Report>* reports) const {
   ZS_ASSIGN_OR_RETURN(const std::vector<BlockPart> parts,
                       GatherParts(options_.comm, PartsOf(digests_, kStateKinds),
                                   {.unit = "checkpoint", .step = step_}));
+  if (!IsRankZero()) return absl::OkStatus();
   Report& first = reports->front();
   for (int kind = 0; kind < kStateKinds && first.code == 0; ++kind) {
     const absl::StatusOr<WeightDigest> joined = JoinParts(OfKind(parts, static_cast<size_t>(kind)));

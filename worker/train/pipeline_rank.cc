@@ -56,18 +56,13 @@ int CopiesOf(const TensorRank& slice) {
 }
 
 absl::Status CheckJob(const TrainerOptions& options) {
+  if (options.spec.sample().prompts_size() == 0) return absl::OkStatus();
   const MeshShape& shape = options.mesh.shape;
-  const char* refused = nullptr;
-  const char* instead = "leave it out";
-  if (options.spec.sample().prompts_size() > 0) {
-    refused = "sample.prompts";
-    instead = "leave it out, and ask `zeroshard generate` of a checkpoint";
-  }
-  if (refused == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: ranks of a mesh (parallel.pipeline %d x parallel.tensor %d, %d virtual stages) do not "
-      "do that; %s, or train with one of each",
-      refused, shape.pipeline, shape.tensor, options.mesh.virtual_stages, instead));
+      "sample.prompts: ranks of a mesh (parallel.pipeline %d x parallel.tensor %d, %d virtual "
+      "stages) do not continue texts while they train; leave it out and ask `zeroshard generate` "
+      "of a checkpoint, or train with one of each",
+      shape.pipeline, shape.tensor, options.mesh.virtual_stages));
 }
 
 // A frozen table is rounded as the unit it is in, of which the last rank has the table alone.

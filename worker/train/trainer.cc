@@ -66,10 +66,14 @@ class ObservedWaits {
 
 // Of everything that a rank sends on, each once.
 std::vector<const TrafficCounters*> CountersOf(const TrainerOptions& options) {
-  std::vector<const TrafficCounters*> counters = {&options.comm->traffic()};
+  const TrainerMesh& mesh = options.mesh;
+  std::vector<const TrafficCounters*> counters;
   for (const Communicator* line :
-       {options.mesh.pipeline, options.mesh.tensor, options.mesh.copies, options.mesh.job})
-    if (line != nullptr && line != options.comm) counters.push_back(&line->traffic());
+       {options.comm, mesh.pipeline, mesh.tensor, mesh.copies, mesh.job}) {
+    if (line == nullptr) continue;
+    const TrafficCounters* own = &line->traffic();
+    if (std::find(counters.begin(), counters.end(), own) == counters.end()) counters.push_back(own);
+  }
   return counters;
 }
 
@@ -102,6 +106,7 @@ class TrainerImpl : public Trainer {
     ZS_RETURN_IF_ERROR(CheckStore());
     ZS_RETURN_IF_ERROR(CheckSaves());
     ZS_ASSIGN_OR_RETURN(whole_, MakeModelTable(spec.model()));
+    whole_.config.sequence_parallel = spec.parallel().sequence_parallel();
     ZS_RETURN_IF_ERROR(MakeUnits());
     for (const UnitTable& unit : whole_.units) unit_names_.push_back(unit.name);
     TrainerOptions together = options_;  // all ranks open and load together

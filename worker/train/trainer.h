@@ -83,8 +83,8 @@ struct BubbleShares {
   double counted = 0;
 };
 
-// A job's ranks as a mesh (common/plan/rank_mesh.h). Ranks of one pipeline position are the data
-// group, which TrainerOptions::comm connects; without a pipeline that is all ranks, and nothing
+// A job's ranks as a mesh (common/plan/rank_mesh.h). Ranks that differ in their data index
+// alone are the data line, which TrainerOptions::comm connects; where that is all ranks, nothing
 // here is set.
 struct TrainerMesh {
   MeshShape shape;
@@ -142,7 +142,7 @@ class Trainer {
   // gradient (IsNonFinite) that the loss scale of an fp16 job does not answer for. After the last
   // step a checkpoint is written where the specification has a checkpoint section. Offloaded jobs
   // commit each step through the store before anything uses it, and write no checkpoints here:
-  // coordinator and stores do. After an error whoever owns communicator and store aborts both
+  // coordinator and stores do. After an error whoever owns communicators and store aborts all
   // before the trainer goes. That the last step is committed is what rank 0's OK says.
   virtual absl::Status Run(TrainObserver* observer, const std::atomic<bool>& stop) = 0;
 

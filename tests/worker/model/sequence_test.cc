@@ -196,6 +196,11 @@ TEST_P(DividedTest, WhatRanksSendIsCounted) {
                 (c.layers * (checkpointing ? 3 : 2) + 1) * sum);
       EXPECT_EQ(get(CollectiveOp::kAllReduce, Phase::kBackward),
                 (c.layers * 2 + 1) * AllReduceBytes(norm, type, t, rank));
+      // The planner's arithmetic, of one loss.
+      TrafficTable planned = PlannedTraffic(table_, t, rank, n, checkpointing);
+      planned[traffic::kAllGather][traffic::kForward] +=
+          static_cast<uint64_t>(gather + n * AllGatherBytes(3 * c.sequence, type, t));
+      ExpectSent(ranks.lines[static_cast<size_t>(rank)], planned);
     }
   }
 }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
+#include "common/plan/tensor_slices.h"
+#include "common/plan/tensor_traffic.h"
 #include "gtest/gtest.h"
 #include "tests/worker/model/model_runner.h"
 #include "tests/worker/model/tensor_ranks.h"
@@ -55,6 +57,37 @@ inline v1::ModelSpec SpecOf(const TensorCase& c) {
     spec.set_resid_pdrop(0.3f);
   }
   return spec;
+}
+
+// What the planner says that a rank sends for one micro-batch, in fp32.
+inline TrafficTable PlannedTraffic(const ModelTable& table, int tensor, int rank, int64_t sequences,
+                                   bool checkpointing) {
+  const ModelTable slice = MakeTensorRank(table, tensor, rank).model;
+  TrafficTable sum{};
+  for (const UnitTable& unit : slice.units) {
+    const TrafficTable of_unit =
+        TensorTraffic(slice.config, unit, TensorShareOf(table.config, tensor, rank), sequences,
+                      DType::kF32, checkpointing);
+    for (size_t op = 0; op < sum.size(); ++op)
+      for (size_t phase = 0; phase < sum[op].size(); ++phase) sum[op][phase] += of_unit[op][phase];
+  }
+  return sum;
+}
+
+// What a rank sent over its line and that of its copied heads, in all.
+inline void ExpectSent(const TensorLines& lines, const TrafficTable& planned) {
+  for (int op = 0; op < kCollectiveOps; ++op) {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const auto sent = [&](const Communicator* line) {
+        return line == nullptr
+                   ? 0
+                   : line->traffic().Get(static_cast<CollectiveOp>(op), static_cast<Phase>(phase));
+      };
+      EXPECT_EQ(sent(lines.line.get()) + sent(lines.copies.get()),
+                planned[static_cast<size_t>(op)][static_cast<size_t>(phase)])
+          << NameOf(static_cast<CollectiveOp>(op)) << " " << NameOf(static_cast<Phase>(phase));
+    }
+  }
 }
 
 class TensorTest : public testing::TestWithParam<TensorCase> {

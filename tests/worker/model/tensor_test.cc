@@ -7,7 +7,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/plan/mesh.h"
 #include "gtest/gtest.h"
 #include "tests/worker/model/model_runner.h"
 #include "tests/worker/model/tensor_fixture.h"
@@ -128,12 +127,10 @@ TEST_P(SplitTest, WhatRanksSendIsCounted) {
       EXPECT_EQ(get(CollectiveOp::kAllGather, Phase::kForward),
                 2 * kSequences * AllGatherBytes(3 * c.sequence, type, tensor));
       EXPECT_EQ(get(CollectiveOp::kReduceScatter, Phase::kBackward), 0);
-      // The planner's arithmetic, of blocks.
-      const MeshTraffic planned =
-          TrafficOfMesh(c, tensor, 1, kSequences, SizeOf(type), checkpointing);
-      EXPECT_EQ(static_cast<int64_t>(planned.all_reduce_forward), c.layers * 2 * sum);
-      EXPECT_EQ(static_cast<int64_t>(planned.all_reduce_backward),
-                c.layers * (checkpointing ? 3 : 2) * sum);
+      // The planner's arithmetic, of one loss.
+      TrafficTable planned = PlannedTraffic(table_, tensor, rank, kSequences, checkpointing);
+      planned[traffic::kAllGather][traffic::kForward] *= 2;
+      ExpectSent(ranks.lines[static_cast<size_t>(rank)], planned);
     }
   }
 }

@@ -1,11 +1,13 @@
 // A mesh on devices that the host cannot reach has the numbers of one on CPUs bit for bit, whenever
 // each device does its work.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "tests/worker/train/guarded_backend.h"
 #include "tests/worker/train/mesh_harness.h"
+#include "tests/worker/train/offload_harness.h"
 
 namespace zeroshard {
 namespace {
@@ -20,6 +22,8 @@ struct Case {
   More more = {};
   int virtual_stages = 1;
   bool full_gradients = false;
+  Offload offload = Offload::kNone;
+  bool divides_sequences = false;
 };
 
 const char* const kBf16 = "bf16.enabled=true";
@@ -55,24 +59,50 @@ std::vector<Case> Cases() {
       {"TensorAndPipelineStage3", true, 3, both, {kCheckpointing}},
       {"HeadsOnTwoRanksEach", true, 2, {.tensor = 4}, {kBf16}},
       {"Cube", false, 3, cube, {kBf16}},
+      {"OffloadPipeline", true, 2, stages, {kBf16}, 1, false, Offload::kOptimizer},
+      {"OffloadTensor", false, 1, tensor, {kBf16}, 1, false, Offload::kOptimizer},
+      {"OffloadAllOfTensorAndPipeline", true, 3, both, {kBf16}, 1, false, Offload::kAll},
+      {"Evaluation", false, 3, both, {"eval={data: [unused], interval_steps: 2}", kBf16}},
+      {"DividedSequences", false, 2, both, Dropout({kBf16}), 1, false, Offload::kNone, true},
   };
 }
 
-std::vector<RankResult> Train(const Case& c, const RankBackend& backend) {
-  More more = c.more;
-  more.push_back(absl::StrFormat("zero_optimization.stage=%d", c.stage));
-  const v1::JobSpec spec = MakeSpec(c.llama ? TinyLlama() : TinyGpt2(), more);
+struct Outcome {
+  std::vector<RankResult> ranks;
+  std::string stores;  // the digest of what they have at the end
+};
+
+Outcome Train(const Case& c, const RankBackend& backend) {
+  v1::JobSpec spec = Spec(c.llama ? TinyLlama() : TinyGpt2(), {1, c.stage}, c.offload, c.more);
+  if (c.divides_sequences) spec.mutable_parallel()->set_sequence_parallel(true);
   const MemoryDataset data = TinyData();
-  const MeshRun run{.shape = c.mesh,
-                    .virtual_stages = c.virtual_stages,
-                    .full_gradients = c.full_gradients,
-                    .backend = backend};
-  std::vector<RankResult> results = TrainMesh(spec, run, data);
-  for (const RankResult& rank : results) {
+  const MemoryDataset eval(ChainTokens(24 * 7 + 1, 61, 99), 24);
+  MeshRun run{.shape = c.mesh,
+              .virtual_stages = c.virtual_stages,
+              .full_gradients = c.full_gradients,
+              .backend = backend};
+  if (spec.has_eval()) run.eval_data = &eval;
+  std::unique_ptr<MemoryStores> stores;
+  if (c.offload != Offload::kNone) {
+    stores = std::make_unique<MemoryStores>(spec, MemoryStores::Options{});
+    run.store = [&stores](int rank) { return stores->MakeRank(rank); };
+  }
+  Outcome outcome{.ranks = TrainMesh(spec, run, data), .stores = ""};
+  for (const RankResult& rank : outcome.ranks) {
     EXPECT_TRUE(rank.status.ok()) << rank.status;
     EXPECT_EQ(rank.records.size(), spec.steps());
   }
-  return results;
+  if (stores != nullptr && outcome.ranks[0].status.ok()) {
+    stores->WaitForVersion(spec.steps());
+    outcome.stores = stores->Digest();
+  }
+  return outcome;
+}
+
+std::vector<double> EvalLosses(const RankResult& rank) {
+  std::vector<double> losses;
+  for (const v1::StepRecord& record : rank.records) losses.push_back(record.eval_loss());
+  return losses;
 }
 
 class GuardedMesh : public testing::TestWithParam<Case> {};
@@ -81,15 +111,19 @@ INSTANTIATE_TEST_SUITE_P(Jobs, GuardedMesh, testing::ValuesIn(Cases()),
 
 TEST_P(GuardedMesh, HasTheCpusNumbersWheneverWorkIsDone) {
   const Case& c = GetParam();
-  const std::vector<RankResult> expected = Train(c, {});
+  const Outcome outcome = Train(c, {});
+  const std::vector<RankResult>& expected = outcome.ranks;
   // All eager, all lazy, all delayed; and each rank another one.
   for (uint64_t seed = 0; seed <= kSchedules; ++seed) {
     SCOPED_TRACE(testing::Message() << "device seed " << seed);
-    const std::vector<RankResult> seen = Train(c, GuardedBackend(seed));
+    const Outcome guarded = Train(c, GuardedBackend(seed));
+    const std::vector<RankResult>& seen = guarded.ranks;
     ASSERT_EQ(seen.size(), expected.size());
+    EXPECT_EQ(guarded.stores, outcome.stores);
     for (size_t rank = 0; rank < seen.size(); ++rank) {
       SCOPED_TRACE(testing::Message() << "rank " << rank);
       EXPECT_EQ(Fingerprint(seen[rank]), Fingerprint(expected[rank]));
+      EXPECT_EQ(EvalLosses(seen[rank]), EvalLosses(expected[rank]));
       EXPECT_EQ(seen[rank].traffic, expected[rank].traffic);
       for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kGradients,
                                     MemoryKind::kOptimizer, MemoryKind::kActivations}) {

@@ -127,24 +127,25 @@ struct MeshConnections {
   }
 };
 
-// As IdleConnections: connecting takes longer than most jobs here.
+// As IdleConnections: connecting takes longer than most jobs here. Only the latest mesh is kept:
+// the threads of each one's lines wake up all the time.
 class IdleMeshes {
  public:
   static std::unique_ptr<MeshConnections> Take(const MeshShape& shape, int copies) {
-    std::unique_ptr<MeshConnections>& idle = Idle()[KeyOf(shape, copies)];
-    return idle != nullptr ? std::move(idle) : std::make_unique<MeshConnections>(shape, copies);
+    std::unique_ptr<MeshConnections> idle = std::move(Idle());
+    return idle != nullptr && IsLike(*idle, shape, copies)
+               ? std::move(idle)
+               : std::make_unique<MeshConnections>(shape, copies);
   }
-  static void Give(std::unique_ptr<MeshConnections> mesh) {
-    Idle()[KeyOf(mesh->shape, mesh->copies)] = std::move(mesh);
-  }
+  static void Give(std::unique_ptr<MeshConnections> mesh) { Idle() = std::move(mesh); }
 
  private:
-  using Key = std::tuple<int, int, int, int>;
-  static Key KeyOf(const MeshShape& shape, int copies) {
-    return {shape.pipeline, shape.data, shape.tensor, copies};
+  static bool IsLike(const MeshConnections& mesh, const MeshShape& shape, int copies) {
+    return mesh.copies == copies && mesh.shape.pipeline == shape.pipeline &&
+           mesh.shape.data == shape.data && mesh.shape.tensor == shape.tensor;
   }
-  static std::map<Key, std::unique_ptr<MeshConnections>>& Idle() {
-    static std::map<Key, std::unique_ptr<MeshConnections>> idle;
+  static std::unique_ptr<MeshConnections>& Idle() {
+    static std::unique_ptr<MeshConnections> idle;
     return idle;
   }
 };
@@ -212,6 +213,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
                             MakeTensorRank(*MakeModelTable(spec.model()), run.shape.tensor,
                                            PositionOf(run.shape, rank).tensor),
                             ComputeType(spec));
+    if (backend.store) store = backend.store(std::move(store), device.get(), ComputeType(spec));
   }
   options.store = store.get();
   options.next_sample = run.next_sample;
@@ -237,8 +239,10 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   result->stage_wait = (*trainer)->counters().pipeline_wait_nanoseconds;
   result->tokens = (*trainer)->counters().tokens;
   result->bubble = (*trainer)->bubble();
-  for (int kind = 0; kind < kMemoryKinds; ++kind)
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
     result->memory[kind] = device->memory().Bytes(static_cast<MemoryKind>(kind));
+    result->peak[kind] = device->memory().PeakBytes(static_cast<MemoryKind>(kind));
+  }
   if (!result->status.ok()) return abort("a rank failed");
   auto digest = (*trainer)->WeightsDigest();
   result->status = digest.status();

@@ -115,12 +115,14 @@ class MeshRank {
 
   // Its part of the master weights, into the full tensors.
   void CollectWeights(std::map<std::string, std::vector<float>>* full) const {
-    for (const OwnedRange& range : engine_->OwnedRanges()) {
+    for (size_t unit = 0; unit < full_.units.size(); ++unit) {
+      const ShardLayout& layout = policy_.layouts[unit];
+      const ElementRange range{layout.Begin(position_.data), layout.End(position_.data)};
       std::vector<float> values(static_cast<size_t>(range.size()));
-      ASSERT_TRUE(
-          engine_->CopyState(StateKind::kMaster, range.unit, range.begin, range.end, values.data())
-              .ok());
-      const auto unit = static_cast<size_t>(range.unit);
+      ASSERT_TRUE(engine_
+                      ->CopyState(StateKind::kMaster, static_cast<int>(unit), range.begin,
+                                  range.end, values.data())
+                      .ok());
       for (const SliceRun& run : FullRuns(slice_, unit, {range.begin, range.end})) {
         const ParameterInfo& p = full_.units[unit].parameters[static_cast<size_t>(run.parameter)];
         std::vector<float>& to = (*full)[p.name];
