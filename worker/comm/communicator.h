@@ -184,8 +184,8 @@ struct CommunicatorOptions {
   bool deterministic = true;
   // Of a line of a mesh (line_communicator.h): what messages call it, and by rank here the rank of
   // the job, which is who an error blames. Empty: the ranks are the job's.
-  std::string line;
-  std::vector<int> job_ranks;
+  std::string line = "";
+  std::vector<int> job_ranks = {};
 };
 
 // Full mesh over TCP, over host memory: of a device that is not the host, through

@@ -96,9 +96,12 @@ void Exchange(int fd, std::vector<char>& out, std::vector<char>& in) {
 void RunRank(int rank, int size, int64_t elements, int rounds, const std::string& folder, int fd) {
   FileRendezvous rendezvous(folder);
   auto device = MakeCpuDevice();
-  auto made = MakeGlooCommunicator(
-      CommunicatorOptions{rank, size, "127.0.0.1", absl::Seconds(20), absl::Seconds(60)},
-      &rendezvous, device.get());
+  auto made = MakeGlooCommunicator(CommunicatorOptions{.rank = rank,
+                                                       .size = size,
+                                                       .host = "127.0.0.1",
+                                                       .connect_timeout = absl::Seconds(20),
+                                                       .operation_timeout = absl::Seconds(60)},
+                                   &rendezvous, device.get());
   Must(made.status());
   Communicator& comm = **made;
   const int64_t part = elements / size;
