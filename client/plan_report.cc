@@ -415,7 +415,7 @@ void FillSearch(PlanReport* report) {
 void FillReport(bool meshes, PlanReport* report) {
   const ClusterSize& cluster = report->cluster;
   std::map<std::pair<int, int>, Evaluation> best;
-  Evaluator evaluator(&report->workload, &cluster);
+  PlanEvaluator evaluator(&report->workload, &cluster);
   for (const Configuration& c : Configurations(cluster, cluster.devices, meshes)) {
     Evaluation e = evaluator.Evaluate(c);
     if (!c.IsMesh()) {

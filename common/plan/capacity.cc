@@ -183,7 +183,7 @@ double ForwardOperations(const ModelConfig& c) {
          2 * static_cast<double>(c.vocab) * hidden;
 }
 
-const Evaluator::Cut& Evaluator::CutOf(const MeshCut& cut, bool checkpointing) {
+const PlanEvaluator::Cut& PlanEvaluator::CutOf(const MeshCut& cut, bool checkpointing) {
   const auto key = std::make_tuple(cut.tensor, cut.pipeline, cut.virtual_stages,
                                    cut.sequence_parallel, checkpointing);
   const auto found = cuts_.find(key);
@@ -196,7 +196,7 @@ const Evaluator::Cut& Evaluator::CutOf(const MeshCut& cut, bool checkpointing) {
   return cuts_.emplace(key, std::move(made)).first->second;
 }
 
-const std::vector<RankSchedule>& Evaluator::Schedules(const PipelineShape& shape) {
+const std::vector<RankSchedule>& PlanEvaluator::Schedules(const PipelineShape& shape) {
   const auto key = std::make_tuple(shape.stages, shape.virtual_stages, shape.micro_batches);
   const auto found = schedules_.find(key);
   if (found != schedules_.end()) return found->second;
@@ -204,11 +204,10 @@ const std::vector<RankSchedule>& Evaluator::Schedules(const PipelineShape& shape
 }
 
 // Of the first rank of the stage's data line and tensor group. `policy`: what its engine does.
-RankPlan Evaluator::PlanStage(const Configuration& c, const Cut& cut, size_t position,
-                              const ZeroOptions& options, ZeroPolicy* policy) {
+RankPlan PlanEvaluator::PlanStage(const Configuration& c, const Cut& cut, size_t position,
+                                  const ZeroOptions& options, ZeroPolicy* policy) {
   const StageModel& stage = cut.parts[position];
-  StoredSlice stored;
-  if (c.tensor > 1) stored = {&workload_.model, &cut.slices[position]};
+  const TensorRank* const stored = c.tensor > 1 ? &cut.slices[position] : nullptr;
   const auto plan = [&](int64_t micro_batches, ZeroPolicy* made) {
     const RankSchedule& schedule =
         Schedules({.stages = c.pipeline,
@@ -229,8 +228,8 @@ RankPlan Evaluator::PlanStage(const Configuration& c, const Cut& cut, size_t pos
   return result;
 }
 
-void Evaluator::PlanPositions(const Configuration& c, const Cut& cut, const ZeroOptions& options,
-                              Evaluation* e) {
+void PlanEvaluator::PlanPositions(const Configuration& c, const Cut& cut,
+                                  const ZeroOptions& options, Evaluation* e) {
   const StoreBytes stores = BytesInStores(workload_, c, cluster_.Hosts(c.Devices()));
   const auto ranks = static_cast<uint64_t>(std::min(cluster_.devices_per_host, c.Devices()));
   for (size_t i = 0; i < cut.parts.size(); ++i) {
@@ -262,7 +261,7 @@ void Evaluator::PlanPositions(const Configuration& c, const Cut& cut, const Zero
   }
 }
 
-Evaluation Evaluator::Evaluate(const Configuration& c) {
+Evaluation PlanEvaluator::Evaluate(const Configuration& c) {
   const Workload& w = workload_;
   Evaluation e;
   e.configuration = c;
@@ -293,7 +292,7 @@ Evaluation Evaluator::Evaluate(const Configuration& c) {
 }
 
 Evaluation Evaluate(const Workload& w, const ClusterSize& cluster, const Configuration& c) {
-  return Evaluator(&w, &cluster).Evaluate(c);
+  return PlanEvaluator(&w, &cluster).Evaluate(c);
 }
 
 std::vector<Configuration> Configurations(const ClusterSize& cluster, int devices, bool meshes) {
@@ -348,7 +347,7 @@ bool Smaller(const Evaluation& a, const Evaluation& b) {
 
 std::optional<Evaluation> SmallestThatFits(const Workload& workload, const ClusterSize& cluster,
                                            bool meshes) {
-  Evaluator evaluator(&workload, &cluster);
+  PlanEvaluator evaluator(&workload, &cluster);
   for (int devices = 1; devices <= cluster.devices;
        devices = devices == cluster.devices ? devices + 1
                                             : std::min(devices * 2, cluster.devices)) {

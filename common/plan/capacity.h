@@ -129,9 +129,9 @@ Evaluation Evaluate(const Workload& workload, const ClusterSize& cluster,
 
 // The same for many configurations of one model, whose cuts and schedules it keeps. Both outlive
 // it. Not thread-safe.
-class Evaluator {
+class PlanEvaluator {
  public:
-  Evaluator(const Workload* workload, const ClusterSize* cluster)
+  PlanEvaluator(const Workload* workload, const ClusterSize* cluster)
       : workload_(*workload), cluster_(*cluster) {}
   Evaluation Evaluate(const Configuration& configuration);
 

@@ -112,10 +112,10 @@ absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const M
       slices.push_back(cut_model.Slice(stage, tensor));
     for (int data = 0; data < shape.data; ++data) {
       for (int tensor = 0; tensor < shape.tensor; ++tensor) {
-        const StoredSlice stored{&model, &slices[static_cast<size_t>(tensor)]};
+        const TensorRank* const stored =
+            shape.tensor > 1 ? &slices[static_cast<size_t>(tensor)] : nullptr;
         plans.push_back(PlanRank(stage, policy, schedule, data, shape.Ranks(),
-                                 cut_model.Share(tensor),
-                                 shape.tensor > 1 ? stored : StoredSlice()));
+                                 cut_model.Share(tensor), stored));
       }
     }
   }

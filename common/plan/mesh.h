@@ -39,7 +39,6 @@ class CutModel {
   StageModel Part(int pipeline) const { return MakeStageModel(slice_, stages_, pipeline); }
   // One tensor rank's slice of a part: of its units, which lack what the part lacks.
   TensorRank Slice(const StageModel& part, int tensor) const;
-  const ModelTable& whole() const { return *model_; }
   TensorShare Share(int tensor) const { return TensorShareOf(model_->config, cut_.tensor, tensor); }
   // By virtual stage, operations of one token on one of the tensor ranks.
   const std::vector<StageTime>& operations() const { return operations_; }

@@ -68,7 +68,7 @@ std::vector<Configuration> Ways(const ClusterSize& cluster, const Configuration&
   return ways;
 }
 
-void SearchMesh(const ClusterSize& cluster, Configuration mesh, Evaluator* evaluator,
+void SearchMesh(const ClusterSize& cluster, Configuration mesh, PlanEvaluator* evaluator,
                 MeshSearch* search) {
   Misfit misfit;
   misfit.tensor = mesh.tensor;
@@ -152,7 +152,7 @@ std::string ReasonOf(const Evaluation& e) {
 
 MeshSearch SearchMeshes(const Workload& workload, const ClusterSize& cluster) {
   MeshSearch search;
-  Evaluator evaluator(&workload, &cluster);
+  PlanEvaluator evaluator(&workload, &cluster);
   for (int pipeline = 1; pipeline <= std::min(cluster.devices, kMostStages); ++pipeline) {
     for (int tensor = 1; tensor <= std::min(cluster.devices, cluster.devices_per_host); ++tensor) {
       if (cluster.devices % (pipeline * tensor) != 0) continue;

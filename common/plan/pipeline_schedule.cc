@@ -39,11 +39,11 @@ class Lists {
     const int to = c.backward ? c.virtual_stage - 1 : c.virtual_stage + 1;
     if (shape_.stages == 1 || to < 0 || to == shape_.VirtualStages()) return;
     const int from_rank = c.virtual_stage % shape_.stages, to_rank = to % shape_.stages;
-    Transfer transfer{.send = true,
-                      .gradient = c.backward,
-                      .peer = to_rank,
-                      .virtual_stage = c.virtual_stage,
-                      .micro_batch = c.micro_batch};
+    StageTransfer transfer{.send = true,
+                           .gradient = c.backward,
+                           .peer = to_rank,
+                           .virtual_stage = c.virtual_stage,
+                           .micro_batch = c.micro_batch};
     groups_[static_cast<size_t>(from_rank)][At(c.end)].push_back(transfer);
     transfer.send = false;
     transfer.peer = from_rank;
@@ -52,7 +52,7 @@ class Lists {
 
   RankSchedule Merge(int rank, const std::vector<Compute>& computes) {
     RankSchedule schedule{.shape = shape_, .rank = rank, .actions = {}};
-    std::map<int64_t, std::vector<Transfer>>& groups = groups_[static_cast<size_t>(rank)];
+    std::map<int64_t, std::vector<StageTransfer>>& groups = groups_[static_cast<size_t>(rank)];
     auto group = groups.begin();
     const auto enqueue = [&](auto until) {
       for (; group != until; ++group)
@@ -73,7 +73,7 @@ class Lists {
   }
 
   const PipelineShape& shape_;
-  std::vector<std::map<int64_t, std::vector<Transfer>>> groups_;  // by rank and time
+  std::vector<std::map<int64_t, std::vector<StageTransfer>>> groups_;  // by rank and time
 };
 
 int64_t EndOf(const Action& compute) {
@@ -98,7 +98,7 @@ int64_t Slots(const RankSchedule& schedule, int virtual_stage, bool gradient) {
   const int source = gradient ? virtual_stage + 1 : virtual_stage - 1;
   std::vector<std::pair<int64_t, int>> changes;  // a place that gets free is free at once
   for (const Action& a : schedule.actions) {
-    for (const Transfer& t : a.transfers) {
+    for (const StageTransfer& t : a.transfers) {
       if (!t.send && t.gradient == gradient && t.To() == virtual_stage)
         changes.emplace_back(a.time, 1);
     }

@@ -40,7 +40,7 @@ enum class ActionKind : uint8_t { kForward, kBackward, kTransfers };
 
 // One end of a message: the output of a virtual stage, which goes to the next one (`gradient`
 // false: activations) or the one before (true: the gradient of what came from there).
-struct Transfer {
+struct StageTransfer {
   bool send = false;
   bool gradient = false;
   int peer = 0;           // index in the pipeline line
@@ -48,15 +48,15 @@ struct Transfer {
   int64_t micro_batch = 0;
   // The virtual stage that it is an input of.
   int To() const { return gradient ? virtual_stage - 1 : virtual_stage + 1; }
-  friend bool operator==(const Transfer&, const Transfer&) = default;
+  friend bool operator==(const StageTransfer&, const StageTransfer&) = default;
 };
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  int virtual_stage = 0;            // of a compute
-  int64_t micro_batch = 0;          // of a compute
-  int64_t time = 0;                 // when it begins, in the units above; never falls in a list
-  std::vector<Transfer> transfers;  // kTransfers: one group, at most one send and two receives
+  int virtual_stage = 0;    // of a compute
+  int64_t micro_batch = 0;  // of a compute
+  int64_t time = 0;         // when it begins, in the units above; never falls in a list
+  std::vector<StageTransfer> transfers;  // kTransfers: one group, at most one send and two receives
   friend bool operator==(const Action&, const Action&) = default;
 };
 

@@ -25,20 +25,20 @@ struct ShardBytes {
   uint64_t push = 0, pull = 0;
 };
 
-ShardBytes ShardOf(const ZeroPolicy& policy, size_t unit, int rank, const StoredSlice& stored) {
+ShardBytes ShardOf(const ZeroPolicy& policy, size_t unit, int rank, const TensorRank* stored) {
   const ShardLayout& layout = policy.layouts[unit];
   const ElementRange owned{layout.Begin(rank), layout.End(rank)};
   const auto bytes = [&policy](int64_t elements) {
     return static_cast<uint64_t>(elements) * SizeOf(policy.options.dtype);
   };
-  if (stored.slice == nullptr) return {bytes(owned.size()), bytes(owned.size())};
-  const std::vector<SliceRun> runs = FullRuns(*stored.slice, unit, owned);
+  if (stored == nullptr) return {bytes(owned.size()), bytes(owned.size())};
+  const std::vector<SliceRun> runs = FullRuns(*stored, unit, owned);
   return {bytes(PushedElements(runs)), bytes(PulledElements(runs))};
 }
 
 // What a rank pulls for the gathers of `uses`.
 uint64_t GatherPullBytes(const ZeroPolicy& policy, const std::vector<UnitUse>& uses, int rank,
-                         const StoredSlice& stored) {
+                         const TensorRank* stored) {
   std::vector<uint64_t> once(policy.layouts.size(), 0);
   std::vector<bool> known(policy.layouts.size(), false);
   uint64_t bytes = 0;
@@ -56,7 +56,7 @@ class RankPlanner {
  public:
   // The step's end is exchanged between `ranks`.
   RankPlanner(const ModelTable& model, const ZeroPolicy& policy, int rank, int ranks,
-              const StoredSlice& stored = {})
+              const TensorRank* stored = nullptr)
       : model_(model),
         policy_(policy),
         options_(policy.options),
@@ -89,7 +89,7 @@ class RankPlanner {
     const uint64_t boundary =
         static_cast<uint64_t>(BoundaryElements(model_.config, options_)) * wire_;
     for (const Action& action : schedule.actions) {
-      for (const Transfer& transfer : action.transfers)
+      for (const StageTransfer& transfer : action.transfers)
         if (transfer.send) Add(kSend, transfer.gradient ? kBackward : kForward, boundary);
     }
     if (stage.tied_peer >= 0 && policy_.table_trained)
@@ -243,7 +243,7 @@ class RankPlanner {
   const ModelTable& model_;
   const ZeroPolicy& policy_;
   const ZeroOptions& options_;
-  const StoredSlice stored_;
+  const TensorRank* const stored_;
   const int rank_, ranks_;
   uint64_t wire_ = 0, accumulate_ = 0, peers_ = 0;
   ElementRange blocks_;
@@ -267,7 +267,7 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank) {
 }
 
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
-                  int data, int ranks, const TensorShare& share, const StoredSlice& stored) {
+                  int data, int ranks, const TensorShare& share, const TensorRank* stored) {
   return RankPlanner(stage.model, policy, data, ranks, stored).Plan(stage, schedule, share);
 }
 

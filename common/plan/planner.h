@@ -35,14 +35,11 @@ RankPlan PlanRank(const ModelTable& model, const ZeroPolicy& policy, int rank);
 // lines. A schedule of fewer micro-batches than the policy has rounds counts the transfers, gathers
 // and sums of those alone (mesh_rank.h).
 // `stored`: where the state is offloaded and the model is split over tensor ranks, what its ranges
-// are in the stores; else all of them is pushed and pulled.
-struct StoredSlice {
-  const ModelTable* whole = nullptr;
-  const TensorRank* slice = nullptr;  // of the stage: units have the tensors that they have there
-};
+// are in the stores (of the stage: units have the tensors that they have there); null: all of them
+// is pushed and pulled.
 RankPlan PlanRank(const StageModel& stage, const ZeroPolicy& policy, const RankSchedule& schedule,
                   int data, int ranks, const TensorShare& share = {},
-                  const StoredSlice& stored = {});
+                  const TensorRank* stored = nullptr);
 
 // Every rank of the job, for the coordinator and the client. INVALID_ARGUMENT from MakeModelTable,
 // and where its mesh or its schedule cannot be.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/plan/activation_table.h"
+#include "common/plan/saturating.h"
 
 namespace zeroshard {
 namespace {
@@ -87,12 +88,11 @@ ZeroPolicy MakeStagePolicy(const StageModel& stage, const ZeroOptions& options,
 }
 
 int64_t BoundaryElements(const ModelConfig& config, const ZeroOptions& options) {
-  return StreamRows(config, options.micro_batch) * config.hidden;
+  return SaturatingProduct({StreamRows(config, options.micro_batch), config.hidden});
 }
 
 int64_t BoundaryBytes(const ModelConfig& config, const ZeroOptions& options) {
-  return RoundUp(BoundaryElements(config, options) * static_cast<int64_t>(SizeOf(options.dtype)),
-                 64);
+  return AlignedBytes(BoundaryElements(config, options), options.dtype);
 }
 
 int OutputSlots(const PipelineShape& shape) { return shape.stages > 1 ? 2 : 0; }
@@ -107,13 +107,14 @@ int64_t StageActivationBytes(const StageModel& stage, const ZeroOptions& options
       const ActivationTable table =
           MakeActivationTable(config, stage.model.units[static_cast<size_t>(u)].kind,
                               options.micro_batch, options.dtype, options.checkpointing);
-      of_stage += table.kept_bytes;
+      of_stage = SaturatingAdd(of_stage, table.kept_bytes);
       scratch = std::max(scratch, table.scratch_bytes);
     }
-    kept += MostAlive(schedule, k) * of_stage;
+    kept = SaturatingAdd(kept, SaturatingProduct({MostAlive(schedule, k), of_stage}));
     boundaries += InputSlots(schedule, k) + GradientSlots(schedule, k);
   }
-  return kept + scratch + boundaries * BoundaryBytes(config, options);
+  return SaturatingAdd(SaturatingAdd(kept, scratch),
+                       SaturatingProduct({boundaries, BoundaryBytes(config, options)}));
 }
 
 int64_t OpenMicroBatches(const RankSchedule& schedule) {

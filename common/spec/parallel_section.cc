@@ -16,8 +16,9 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint64_t kMostRanks = 65536;         // as resources.workers
-constexpr uint64_t kMostVirtualStages = 4096;  // far above any model's units
+constexpr uint64_t kMostRanks = 65536;             // as resources.workers
+constexpr uint64_t kMostVirtualStages = 4096;      // far above any model's units
+constexpr uint64_t kMostUses = uint64_t{1} << 22;  // of units by a rank in a step: 400 MB of lists
 
 absl::Status CheckLeastWorkers(const v1::JobSpec& spec) {
   const int64_t replica = RanksOfReplica(spec), least = spec.resources().min_workers();
@@ -82,12 +83,22 @@ absl::Status NormaliseGradients(v1::JobSpec* spec) {
 
 absl::Status CheckSchedule(const v1::JobSpec& spec) {
   const v1::ParallelSpec& parallel = spec.parallel();
-  if (parallel.pipeline() == 1) return absl::OkStatus();
+  if (RanksOfReplica(spec) == 1) return absl::OkStatus();
   // With the fewest data-parallel ranks each has most micro-batches.
   const uint64_t ranks = std::max<uint64_t>(
       1, spec.resources().min_workers() / static_cast<uint64_t>(RanksOfReplica(spec)));
   const uint64_t rounds = (MicroBatchesPerStep(spec) + ranks - 1) / ranks;
-  const uint64_t computes = rounds * parallel.pipeline() * parallel.virtual_stages();
+  const uint64_t stages = uint64_t{parallel.pipeline()} * std::max(1u, parallel.virtual_stages());
+  const uint64_t computes = rounds * stages;
+  // A rank lists all its uses of units in a step, forward and backward.
+  const uint64_t uses = rounds * 2 * (spec.model().layers() + 2) / parallel.pipeline();
+  if (uses > kMostUses) {
+    return Bad("train_batch_size: ", rounds, " micro-batches of a rank over ",
+               spec.model().layers() + 2, " units make ", uses,
+               " uses of units a step on each of parallel.pipeline ", parallel.pipeline(),
+               " stages, wanted at most ", kMostUses,
+               "; write a larger train_micro_batch_size_per_gpu");
+  }
   if (computes <= static_cast<uint64_t>(kMostScheduled)) return absl::OkStatus();
   return Bad("train_batch_size: ", rounds, " micro-batches of a rank over parallel.pipeline ",
              parallel.pipeline(), " x parallel.virtual_stages ", parallel.virtual_stages(),

@@ -85,6 +85,7 @@ class JobRun::Observer : public TrainObserver {
     // Before the samples it spoiled are used.
     if (!StatusOfData(*parts_).ok()) run_->stop_ = true;
   }
+  void OnWait(bool waits) override { run_->waits_for_ranks_ = waits; }
   void OnStep(const v1::StepRecord& record) override {
     ++run_->advances_;
     if (record.step() >= run_->assign_.first_step()) parts_->metrics->CountStep();
@@ -218,7 +219,8 @@ bool JobRun::Leave(const std::string& reason, bool save) {
 v1::Progress JobRun::progress() const {
   v1::Progress progress;
   progress.set_step(step_);
-  progress.set_phase(phase_.load());
+  // Who waits is not to blame when nothing moves.
+  progress.set_phase(waits_for_ranks_ ? "waiting" : phase_.load());
   progress.set_advances(advances_);
   std::lock_guard<std::mutex> lock(mutex_);
   if (usage_.ByteSizeLong() != 0) *progress.mutable_usage() = usage_;

@@ -93,6 +93,7 @@ class JobRun {
 
   std::atomic<uint64_t> step_;
   std::atomic<const char*> phase_{"loading"};
+  std::atomic<bool> waits_for_ranks_{false};  // of a mesh, in that phase
   std::atomic<uint64_t> advances_{0};
   std::atomic<uint64_t> barrier_nanoseconds_{0};
   std::atomic<bool> stop_{false};

@@ -38,6 +38,7 @@ absl::Status TensorGroup::Gather(void* x, int64_t n, DType type, const Collectiv
 }
 
 absl::Status TensorGroup::Drain() {
+  const Waiting waiting(waits_, WaitKind::kRanks);
   absl::Status status = last_.Wait();
   status.Update(last_of_copies_.Wait());
   return status;

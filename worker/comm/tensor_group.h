@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/line_communicator.h"
+#include "worker/comm/waiting.h"
 #include "worker/device/device.h"
 
 namespace zeroshard {
@@ -40,7 +41,10 @@ class TensorGroup {
   // Rank r's part is `n` elements at x + r * n; afterwards all parts are there.
   Event BeginGather(void* x, int64_t n, DType type, const CollectiveInfo& info);
   // What the compute stream does from now on comes after `event`. An error that is already known.
-  absl::Status Wait(const Event& event) { return compute_.WaitFor(event); }
+  absl::Status Wait(const Event& event) {
+    const Waiting waiting(waits_, WaitKind::kRanks);
+    return compute_.WaitFor(event);
+  }
 
   // Begun and waited for.
   absl::Status Sum(void* x, int64_t n, DType type, const CollectiveInfo& info);
@@ -49,11 +53,15 @@ class TensorGroup {
   // Waits on the host for everything that was asked for; its first error.
   absl::Status Drain();
 
+  // Told of the waits from now on; null: nobody.
+  void SetWaitObserver(WaitObserver* observer) { waits_ = observer; }
+
  private:
   Communicator& line_;
   Communicator* const copies_;
   Stream& compute_;
   Event last_, last_of_copies_;
+  WaitObserver* waits_ = nullptr;
 };
 
 // A rank's communicators along the tensor dimension.

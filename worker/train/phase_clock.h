@@ -12,9 +12,9 @@
 #include <memory>
 #include <string>
 
+#include "worker/comm/waiting.h"
 #include "worker/device/device.h"
 #include "worker/train/trainer.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 

@@ -97,13 +97,13 @@ absl::Status PipelineRunner::Run(const Action& action, const Load& load, const P
                                              : Backward(action, progress);
 }
 
-void PipelineRunner::Transfers(const std::vector<Transfer>& transfers) {
+void PipelineRunner::Transfers(const std::vector<StageTransfer>& transfers) {
   const int64_t bytes = BoundaryElements(parts_.stage->model.config, parts_.policy->options) *
                         static_cast<int64_t>(SizeOf(parts_.policy->options.dtype));
   std::vector<Message> messages;
   std::vector<Event> after;
   std::vector<Event*> done;
-  for (const Transfer& t : transfers) {
+  for (const StageTransfer& t : transfers) {
     BoundarySlot& slot = t.send ? *memory_.FindOutput(t.virtual_stage, t.micro_batch, t.gradient)
                                 : memory_.Slot(t.To(), t.micro_batch, t.gradient);
     after.push_back(t.send ? slot.filled : slot.read);
@@ -114,7 +114,7 @@ void PipelineRunner::Transfers(const std::vector<Transfer>& transfers) {
                         .peer = t.peer,
                         .phase = t.gradient ? Phase::kBackward : Phase::kForward});
   }
-  const Transfer& first = transfers.front();
+  const StageTransfer& first = transfers.front();
   const std::string what = absl::StrFormat("%s of virtual stage %d, micro-batch %d",
                                            first.gradient ? "gradient" : "output",
                                            first.virtual_stage, first.micro_batch);

@@ -16,13 +16,13 @@
 #include "common/plan/stage_model.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/tensor_group.h"
+#include "worker/comm/waiting.h"
 #include "worker/device/device.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
 #include "worker/train/loss_runner.h"
 #include "worker/train/stage_memory.h"
 #include "worker/zero/engine.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 
@@ -81,7 +81,7 @@ class PipelineRunner : public LossRunner {
                       const std::atomic<bool>& stop);
   absl::StatusOr<absl::Span<const MicroBatchSums>> ReadSums(int64_t n);
   absl::Status Run(const Action& action, const Load& load, const Progress& progress);
-  void Transfers(const std::vector<Transfer>& transfers);
+  void Transfers(const std::vector<StageTransfer>& transfers);
   absl::Status Forward(const Action& action, const Progress& progress);
   absl::Status Backward(const Action& action, const Progress& progress);
   absl::Status Loss(int unit, int64_t micro_batch, const Progress& progress);

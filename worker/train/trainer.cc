@@ -44,11 +44,13 @@ uint64_t NanosecondsSince(SteadyTime start) {
           .count());
 }
 
-// The waits of engine and pipeline (may be null) are the clock's for as long as this lives.
+// The waits of engine, pipeline and tensor group (both may be null) are the observer's for as long
+// as this lives.
 class ObservedWaits {
  public:
-  ObservedWaits(ZeroEngine* engine, PipelineRunner* pipeline, WaitObserver* observer)
-      : engine_(engine), pipeline_(pipeline) {
+  ObservedWaits(ZeroEngine* engine, PipelineRunner* pipeline, TensorGroup* group,
+                WaitObserver* observer)
+      : engine_(engine), pipeline_(pipeline), group_(group) {
     Set(observer);
   }
   ~ObservedWaits() { Set(nullptr); }
@@ -59,9 +61,30 @@ class ObservedWaits {
   void Set(WaitObserver* observer) {
     engine_->SetWaitObserver(observer);
     if (pipeline_ != nullptr) pipeline_->SetWaitObserver(observer);
+    if (group_ != nullptr) group_->SetWaitObserver(observer);
   }
   ZeroEngine* const engine_;
   PipelineRunner* const pipeline_;
+  TensorGroup* const group_;
+};
+
+// The clock's waits, of which a mesh's rank also tells: its phase does not say whether it computes
+// or waits for a rank of another stage or of its tensor group.
+class ToldWaits : public WaitObserver {
+ public:
+  ToldWaits(PhaseClock* clock, TrainObserver* observer) : clock_(*clock), observer_(*observer) {}
+  void BeginWait(WaitKind kind) override {
+    clock_.BeginWait(kind);
+    if (kind != WaitKind::kStores) observer_.OnWait(true);
+  }
+  void EndWait() override {
+    observer_.OnWait(false);
+    clock_.EndWait();
+  }
+
+ private:
+  PhaseClock& clock_;
+  TrainObserver& observer_;
 };
 
 // Of everything that a rank sends on, each once.
@@ -219,7 +242,9 @@ class TrainerImpl : public Trainer {
 
   absl::Status Train(TrainObserver* observer, const std::atomic<bool>& stop) {
     PhaseClock clock(&counters_, options_.device);
-    const ObservedWaits observed(engine_.get(), pipeline_runner_.get(), &clock);
+    ToldWaits told(&clock, observer);
+    WaitObserver* const waits = mesh_.has_value() ? static_cast<WaitObserver*>(&told) : &clock;
+    const ObservedWaits observed(engine_.get(), pipeline_runner_.get(), Group(), waits);
     return Steps(observer, stop, &clock);
   }
 

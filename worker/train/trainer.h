@@ -46,6 +46,8 @@ class TrainObserver {
   virtual ~TrainObserver() = default;
   // Before each part of a step: "step 12 backward blocks.3".
   virtual void OnProgress(uint64_t step, StepPhase phase, const std::string& unit) = 0;
+  // A rank of a mesh waits for other ranks, or goes on: between two of the above.
+  virtual void OnWait(bool waits) {}
   // On every rank, the same record, after the optimizer step. Where TrainerOptions::evaluate asks
   // for it, before the first one a record of which only step and eval_loss count.
   virtual void OnStep(const v1::StepRecord& record) = 0;

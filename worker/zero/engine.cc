@@ -215,7 +215,11 @@ absl::StatusOr<NormAccumulator> ZeroEngine::FinishGradients(std::string* first_n
   }
   if (pusher_ != nullptr) ZS_RETURN_IF_ERROR(PushEmbedding());
   const Event read = ReadSquares();
-  if (policy_.options.stage == 0) ZS_RETURN_IF_ERROR(GatherShardedGradients());
+  if (policy_.options.stage == 0) {
+    ZS_RETURN_IF_ERROR(GatherShardedGradients());
+    // The step ends with an exchange on another line, before which all traffic is to be counted.
+    if (all_ != comm_) ZS_RETURN_IF_ERROR(compute_->Record().Wait());
+  }
   if (pusher_ != nullptr) {
     Waiting waiting(waits_, WaitKind::kStores);
     ZS_RETURN_IF_ERROR(pusher_->Drain());

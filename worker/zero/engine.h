@@ -22,6 +22,7 @@
 #include "common/plan/tensor_slices.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/waiting.h"
 #include "worker/device/device.h"
 #include "worker/model/unit.h"
 #include "worker/ops/ops.h"
@@ -33,7 +34,6 @@
 #include "worker/zero/tied_table.h"
 #include "worker/zero/token_rows.h"
 #include "worker/zero/unit_state.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 

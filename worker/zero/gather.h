@@ -13,11 +13,11 @@
 #include "absl/status/statusor.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/waiting.h"
 #include "worker/ops/ops.h"
 #include "worker/zero/buffer_pool.h"
 #include "worker/zero/state_store.h"
 #include "worker/zero/unit_state.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 

@@ -9,12 +9,12 @@
 #include "absl/status/status.h"
 #include "common/plan/zero_policy.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/waiting.h"
 #include "worker/model/unit.h"
 #include "worker/zero/buffer_pool.h"
 #include "worker/zero/push.h"
 #include "worker/zero/squares.h"
 #include "worker/zero/unit_state.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "common/plan/planner.h"
+#include "worker/comm/waiting.h"
 #include "worker/zero/reduce.h"
-#include "worker/zero/waiting.h"
 
 namespace zeroshard {
 

@@ -193,7 +193,7 @@ double ShareReceivedEarly(const std::vector<RankSchedule>& schedules) {
   for (const RankSchedule& schedule : schedules) {
     std::map<std::tuple<bool, int, int64_t>, int64_t> there;
     for (const Action& a : schedule.actions) {
-      for (const Transfer& t : a.transfers) {
+      for (const StageTransfer& t : a.transfers) {
         if (!t.send) there[{t.gradient, t.To(), t.micro_batch}] = a.time;
       }
       const auto input =
@@ -231,7 +231,7 @@ TEST(PipelineSchedule, GroupsHaveOneSendAndTwoReceivesAtMost) {
       int64_t time = 0;
       for (const Action& a : schedule.actions) {
         const auto sends = std::count_if(a.transfers.begin(), a.transfers.end(),
-                                         [](const Transfer& t) { return t.send; });
+                                         [](const StageTransfer& t) { return t.send; });
         EXPECT_LE(sends, 1);
         EXPECT_LE(static_cast<int64_t>(a.transfers.size()) - sends, 2);
         EXPECT_GE(a.time, time);
@@ -257,7 +257,7 @@ TEST(PipelineSchedule, SizesOutOfRangeAreRefusedWithTheKeys) {
 // Where a rank has a group of one send and one receive, in two groups of their own, this one first.
 void Split(RankSchedule* schedule, size_t at, bool send_first) {
   Action first{.kind = ActionKind::kTransfers, .transfers = {}}, second = first;
-  for (const Transfer& t : schedule->actions[at].transfers)
+  for (const StageTransfer& t : schedule->actions[at].transfers)
     (t.send == send_first ? first : second).transfers.push_back(t);
   schedule->actions[at] = first;
   schedule->actions.insert(schedule->actions.begin() + static_cast<int64_t>(at) + 1, second);
@@ -289,9 +289,9 @@ TEST(ScheduleCheckerTest, CatchesSwappedGroups) {
 // Two receives from one peer in the other order: nothing blocks, but each gets the other's data.
 TEST(ScheduleCheckerTest, CatchesReceivesThatMatchTheWrongSends) {
   auto schedules = Make(2, 2, 4);
-  std::vector<Transfer*> receives;
+  std::vector<StageTransfer*> receives;
   for (Action& a : schedules[1].actions) {
-    for (Transfer& t : a.transfers) {
+    for (StageTransfer& t : a.transfers) {
       if (!t.send && !t.gradient) receives.push_back(&t);
     }
   }
@@ -310,11 +310,12 @@ TEST(ScheduleCheckerTest, CatchesSwappedComputes) {
       if (actions[a].kind == ActionKind::kTransfers ||
           actions[a + 1].kind != ActionKind::kTransfers)
         continue;
-      const bool sent_there = std::any_of(
-          actions[a + 1].transfers.begin(), actions[a + 1].transfers.end(), [&](const Transfer& t) {
-            return t.send && t.micro_batch == actions[a].micro_batch &&
-                   t.virtual_stage == actions[a].virtual_stage;
-          });
+      const bool sent_there =
+          std::any_of(actions[a + 1].transfers.begin(), actions[a + 1].transfers.end(),
+                      [&](const StageTransfer& t) {
+                        return t.send && t.micro_batch == actions[a].micro_batch &&
+                               t.virtual_stage == actions[a].virtual_stage;
+                      });
       if (!sent_there) continue;
       std::swap(actions[a], actions[a + 1]);
       EXPECT_NE(ScheduleChecker(schedules).Check(), "") << r << " " << a;
@@ -346,7 +347,7 @@ TEST(ScheduleCheckerTest, CatchesWhatIsMissingDoubledOrOutOfOrder) {
   EXPECT_THAT(ScheduleChecker(descending).Check(), HasSubstr("out of order"));
   auto peer = right;
   for (Action& a : peer[1].actions) {
-    for (Transfer& t : a.transfers) t.peer = 2 - t.peer;
+    for (StageTransfer& t : a.transfers) t.peer = 2 - t.peer;
   }
   EXPECT_THAT(ScheduleChecker(peer).Check(), HasSubstr("with rank"));
 }

@@ -65,7 +65,7 @@ class ScheduleChecker {
         continue;
       }
       if (actions[a].transfers.empty()) Fail("an empty group");
-      for (const Transfer& t : actions[a].transfers) ReadTransfer(r, a, t);
+      for (const StageTransfer& t : actions[a].transfers) ReadTransfer(r, a, t);
     }
   }
 
@@ -81,7 +81,7 @@ class ScheduleChecker {
     if (!computes_.emplace(key, Place{r, a}).second) Fail(absl::StrCat(Text(key), " twice"));
   }
 
-  void ReadTransfer(int r, size_t a, const Transfer& t) {
+  void ReadTransfer(int r, size_t a, const StageTransfer& t) {
     const Key key{t.gradient, t.virtual_stage, t.micro_batch};
     const int ours = t.send ? t.virtual_stage : t.To(), theirs = t.send ? t.To() : t.virtual_stage;
     if (t.To() < 0 || t.To() >= shape().VirtualStages() || RankOf(ours) != r ||
@@ -190,32 +190,32 @@ class ScheduleChecker {
   bool StepGroup(size_t r) {
     const size_t at = Skip(r, true);
     if (at == schedules_[r].actions.size()) return false;
-    const std::vector<Transfer>& transfers = schedules_[r].actions[at].transfers;
+    const std::vector<StageTransfer>& transfers = schedules_[r].actions[at].transfers;
     const std::pair<size_t, size_t> self{r, at};
     bool moved = false;
     if (!begun_.contains(self)) {
       int64_t begin = group_free_[r];
-      for (const Transfer& t : transfers) {
+      for (const StageTransfer& t : transfers) {
         if (!Startable(r, t, &begin)) return false;
       }
       begun_[self] = begin;
       moved = true;
     }
     int64_t end = begun_[self];
-    for (const Transfer& t : transfers) {
+    for (const StageTransfer& t : transfers) {
       const Key key{t.gradient, t.virtual_stage, t.micro_batch};
       const Place& other = (t.send ? receives_ : sends_).at(key);
       const std::pair<size_t, size_t> there{static_cast<size_t>(other.rank), other.action};
       if (!After(begun_, there, &end)) return moved;
     }
-    for (const Transfer& t : transfers)
+    for (const StageTransfer& t : transfers)
       (t.send ? sent_ : received_)[{t.gradient, t.virtual_stage, t.micro_batch}] = end;
     group_free_[r] = end;
     ++group_[r];
     return true;
   }
 
-  bool Startable(size_t r, const Transfer& t, int64_t* begin) {
+  bool Startable(size_t r, const StageTransfer& t, int64_t* begin) {
     if (t.send) return After(computed_, Key{t.gradient, t.virtual_stage, t.micro_batch}, begin);
     const int64_t slots = SlotsOf(r, t.gradient, t.To());
     if (t.micro_batch < slots) return true;

@@ -19,12 +19,14 @@ NcclCommunicator::NcclCommunicator(const CommunicatorOptions& options, const Ncc
     : rank_(options.rank),
       size_(options.size),
       deterministic_(options.deterministic),
+      line_(options.line),
       tuning_(tuning),
       api_(std::move(api)),
       device_(device),
       queue_(std::make_unique<NcclQueue>(
           api_, comm, stream,
-          NcclQueueOptions{.who = absl::StrCat("rank ", options.rank, " of ", options.size),
+          NcclQueueOptions{.who = absl::StrCat(options.line, options.line.empty() ? "" : ": ",
+                                               "rank ", options.rank, " of ", options.size),
                            .operation_timeout = options.operation_timeout,
                            .presence = options.presence,
                            .ending = tuning.ending})) {}
@@ -32,8 +34,9 @@ NcclCommunicator::NcclCommunicator(const CommunicatorOptions& options, const Ncc
 Event NcclCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
                                 std::function<absl::Status()> body,
                                 std::function<void()> succeeded) {
-  return queue_->Enqueue(OperationName(name, info, rank_, size_), after, std::move(body),
-                         std::move(succeeded));
+  std::string what = OperationName(name, info, rank_, size_);
+  if (!line_.empty()) what = absl::StrCat(line_, ": ", what);
+  return queue_->Enqueue(std::move(what), after, std::move(body), std::move(succeeded));
 }
 
 std::function<void()> NcclCommunicator::Count(CollectiveOp op, Phase phase, int64_t bytes) {

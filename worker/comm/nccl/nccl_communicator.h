@@ -111,6 +111,7 @@ class NcclCommunicator : public Communicator {
   const int rank_;
   const int size_;
   const bool deterministic_;
+  const std::string line_;  // CommunicatorOptions::line
   const NcclTuning tuning_;
   const std::shared_ptr<NcclApi> api_;
   Device* const device_;
