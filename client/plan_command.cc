@@ -249,8 +249,9 @@ void AddClusterOptions(CLI::App* plan, PlanOptions* o) {
   CLI::Option* const no_meshes =
       plan->add_flag("!--no-meshes", o->meshes, "Data parallelism alone");
   plan->add_flag("--search", o->search,
-                 "Instead: every mesh tensor x pipeline x data of exactly these devices and every "
-                 "ZeRO stage, those that fit, best first by predicted tokens a second, each with "
+                 "Instead: every mesh tensor x pipeline x data of exactly these devices (tensor "
+                 "within a host, pipeline up to 64) and every ZeRO stage, those that fit, best "
+                 "first by predicted tokens a second, each with "
                  "what its fullest rank holds and what a step is made of; and why the others do "
                  "not fit")
       ->excludes(no_meshes);

@@ -291,6 +291,11 @@ std::string SearchText(const PlanReport& r) {
   }
   if (!search.misfits.empty())
     absl::StrAppend(&text, "\nwhat does not fit:\n", MisfitTable(search.misfits));
+  const ClusterSize& cluster = r.cluster;
+  if (cluster.devices > std::min(cluster.devices_per_host, kMostSearchedStages)) {
+    absl::StrAppend(&text, "\nnot looked at: tensor above the ", cluster.devices_per_host,
+                    " devices of a host, pipeline above ", kMostSearchedStages, "\n");
+  }
   if (!search.fits.empty()) absl::StrAppend(&text, "\nthe best: ", Details(search.fits.front()));
   return text;
 }

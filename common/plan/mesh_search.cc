@@ -11,7 +11,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr int kMostStages = 64;
 constexpr int kMostVirtual = 4;
 
 bool Better(const Evaluation& a, const Evaluation& b) {
@@ -140,9 +139,10 @@ std::string ReasonOf(const Evaluation& e) {
                       e.configuration.pipeline == 1 ? "" : "a rank of ", fullest),
       absl::StrCat("computing ", Percent(t.compute / t.total), " of a step")};
   if (e.configuration.pipeline > 1)
-    parts.push_back(absl::StrCat("bubble ", Percent(e.counted_bubble), " (", e.accumulation,
-                                 " micro-batches; equal stages: ", Percent(e.predicted_bubble),
-                                 ")"));
+    parts.push_back(absl::StrCat("bubble ", Percent(t.bubble / t.total), " (all ranks together ",
+                                 Percent(e.counted_bubble), ", were stages equal ",
+                                 Percent(e.predicted_bubble), "; ", e.accumulation,
+                                 " micro-batches)"));
   if (t.tensor > 0) parts.push_back(absl::StrCat("tensor traffic ", Percent(t.tensor / t.total)));
   const double apart = t.exposed + std::max(0.0, t.hidden - t.compute);
   if (apart > 0) parts.push_back(absl::StrCat("other traffic ", Percent(apart / t.total)));
@@ -153,7 +153,7 @@ std::string ReasonOf(const Evaluation& e) {
 MeshSearch SearchMeshes(const Workload& workload, const ClusterSize& cluster) {
   MeshSearch search;
   PlanEvaluator evaluator(&workload, &cluster);
-  for (int pipeline = 1; pipeline <= std::min(cluster.devices, kMostStages); ++pipeline) {
+  for (int pipeline = 1; pipeline <= std::min(cluster.devices, kMostSearchedStages); ++pipeline) {
     for (int tensor = 1; tensor <= std::min(cluster.devices, cluster.devices_per_host); ++tensor) {
       if (cluster.devices % (pipeline * tensor) != 0) continue;
       Configuration mesh;

@@ -29,10 +29,12 @@ struct MeshSearch {
   int64_t tried = 0;  // configurations
 };
 
+constexpr int kMostSearchedStages = 64;
+
 // Every factorisation of cluster.devices into tensor x pipeline x data with a tensor group within a
-// host and a pipeline of at most 64 stages; of each all stages, offloads, recomputation, sequence
-// parallelism, one, two and four virtual stages, and both ways of pipeline_gradients. Ordered by
-// predicted tokens a second; where that is equal, by fewer bytes on the fullest rank.
+// host and a pipeline of at most kMostSearchedStages; of each all stages, offloads, recomputation,
+// sequence parallelism, one, two and four virtual stages, and both ways of pipeline_gradients.
+// Ordered by predicted tokens a second; where that is equal, by fewer bytes on the fullest rank.
 MeshSearch SearchMeshes(const Workload& workload, const ClusterSize& cluster);
 
 // Why one stands where it does: what its fullest rank holds, what a step is made of, what limits

@@ -83,6 +83,20 @@ TEST_F(MeshTest, SoDoesAnInterleavedOneOfALlama) {
                           Joined(Model("llama"), {"--set", "zero_optimization={stage: 1}"}));
 }
 
+TEST_F(MeshTest, TensorRanksAloneTrainWhatOneWorkerTrains) {
+  const Strings job = {"--set", "steps=4", "--set", "optimizer.params.eps=1.0e-3"};
+  const Result one = TrainOn(1, "one", job);
+  const Result seen = TrainOn(2, "tensor", Joined(job, Mesh("tensor: 2")));
+  ASSERT_EQ(seen.history.size(), one.history.size());
+  ASSERT_FALSE(one.history.empty());
+  for (size_t step = 0; step < one.history.size(); ++step) {
+    const double wanted = Json::parse(one.history[step] + "}")["loss"];
+    EXPECT_NEAR(Json::parse(seen.history[step] + "}")["loss"].get<double>(), wanted,
+                1e-5 * std::max(1.0, wanted));
+  }
+  EXPECT_EQ(seen.status["mesh"]["tensor"], 2);
+}
+
 // A vocabulary that the tensor ranks do not divide, and grouped queries of which two ranks share
 // the heads would need four tensor ranks: worker/train's tests have them.
 TEST_F(MeshTest, AllThreeDimensionsTrainWhatOneWorkerTrains) {

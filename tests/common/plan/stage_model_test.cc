@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/saturating.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -139,6 +140,25 @@ TEST(StageModelTest, FullGradientsAreKeptWhereTheyWereAskedFor) {
         mode({.stage = stage, .micro_batches = 2, .deterministic = true, .full_gradients = true}),
         GradientMode::kShard);
     EXPECT_EQ(mode({.stage = stage, .micro_batches = 2}), GradientMode::kShard);
+  }
+}
+
+// What no machine has stays out of reach, and never wraps to something small.
+TEST(StageModelTest, ActivationsOfAHugeModelSaturate) {
+  ModelTable model = Model("llama", 8);
+  model.config.sequence = 32767;
+  model.config.hidden = 65536;
+  model.config.intermediate = 262144;
+  const auto schedules =
+      MakePipelineSchedule({.stages = 2, .virtual_stages = 1, .micro_batches = 2});
+  ASSERT_TRUE(schedules.ok()) << schedules.status();
+  const auto stages = CutStages(UnitCosts(model.config, false), 2, 1);
+  ASSERT_TRUE(stages.ok()) << stages.status();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(StageActivationBytes(MakeStageModel(model, *stages, rank),
+                                   {.micro_batch = int64_t{1} << 40, .micro_batches = 2},
+                                   (*schedules)[static_cast<size_t>(rank)]),
+              kMostBytes);
   }
 }
 

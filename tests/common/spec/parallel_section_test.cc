@@ -166,9 +166,16 @@ TEST(ParallelSection, AModelInPartsWritesNoSamples) {
 }
 
 TEST(ParallelSection, AStepOfTooManyComputesIsRefused) {
-  EXPECT_THAT(Refusal(Deep({"parallel.pipeline=8", "train_batch_size=1048576",
+  EXPECT_THAT(Refusal(Deep({"parallel.pipeline=8", "train_batch_size=262144",
                             "train_micro_batch_size_per_gpu=1"})),
-              AllOf(HasSubstr("1048576 micro-batches of a rank"), HasSubstr("1048576;")));
+              AllOf(HasSubstr("262144 micro-batches of a rank"), HasSubstr("1048576;")));
+  // Of tensor ranks alone, too; and where many layers make the lists of a step long.
+  EXPECT_THAT(Refusal(Deep({"parallel.tensor=8", "train_batch_size=2097152",
+                            "train_micro_batch_size_per_gpu=1"})),
+              HasSubstr("micro-batches of a rank"));
+  EXPECT_THAT(Refusal(Deep({"parallel.pipeline=8", "model.layers=600", "train_batch_size=524288",
+                            "train_micro_batch_size_per_gpu=1"})),
+              AllOf(HasSubstr("over 602 units"), HasSubstr("train_micro_batch_size_per_gpu")));
 }
 
 TEST(ParallelSection, DeepSpeedsNamesAreAnswered) {

@@ -1,8 +1,10 @@
 // Ranks of a mesh that are gone, numbers that are not, what a mesh counts and what it refuses.
+#include <atomic>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "common/status_payloads.h"
 #include "gmock/gmock.h"
 #include "tests/worker/train/mesh_job.h"
@@ -37,6 +39,31 @@ TEST(MeshFaultsTest, ARankThatIsGoneEndsTheWaitsOfAll) {
           << "rank " << rank << " while " << gone << " was gone";
       EXPECT_EQ(results[rank].records.size(), 1u);
     }
+  }
+}
+
+// While one rank hangs, those that need something of it say that they wait, also in the middle of a
+// forward or backward: who is to blame is told by that.
+TEST(MeshFaultsTest, WhoNeedsARankThatHangsSaysThatItWaits) {
+  const MemoryDataset data = MeshData();
+  const v1::JobSpec spec = Spec("gpt2", {"zero_optimization.stage=1", "steps=2", "model.layers=2"});
+  for (const MeshShape& shape : {MeshShape{.pipeline = 2}, MeshShape{.tensor = 2}}) {
+    std::atomic<bool> waits[2] = {false, false}, seen{false}, hung{false};
+    MeshRun run{.shape = shape};
+    run.on_wait = [&](int rank, bool now) { waits[rank] = now; };
+    run.dies = [&](int rank, uint64_t step, StepPhase phase, const std::string&) {
+      if (rank != 0 || step != 2 || phase != StepPhase::kForward || hung.exchange(true))
+        return false;
+      EXPECT_FALSE(waits[0]);
+      for (int i = 0; i < 3000 && !waits[1]; ++i) absl::SleepFor(absl::Milliseconds(10));
+      seen = waits[1].load();
+      return false;
+    };
+    for (const RankResult& result : TrainMesh(spec, run, data))
+      EXPECT_TRUE(result.status.ok()) << result.status;
+    EXPECT_TRUE(seen);
+    EXPECT_FALSE(waits[0]);
+    EXPECT_FALSE(waits[1]);
   }
 }
 

@@ -37,6 +37,7 @@ struct MeshRun {
   // Where it returns true the rank is gone: its communicators are aborted and it trains no further.
   std::function<bool(int rank, uint64_t step, StepPhase phase, const std::string& unit)> dies =
       nullptr;
+  std::function<void(int rank, bool waits)> on_wait = nullptr;
 };
 
 // A rank's communicators, of lines with one rank too; copies as TrainerMesh has it.
@@ -164,6 +165,9 @@ class MeshObserver : public TrainObserver {
     if (!run_.dies || !run_.dies(rank_, step, phase, unit)) return;
     links_->Abort("the rank is gone");
     stop = true;
+  }
+  void OnWait(bool waits) override {
+    if (run_.on_wait) run_.on_wait(rank_, waits);
   }
   void OnStep(const v1::StepRecord& record) override {
     result_.records.push_back(record);

@@ -97,13 +97,14 @@ TEST(NcclExchange, OfNoMessagesIsDoneBehindWhatItStartsAfter) {
 }
 
 TEST(NcclExchange, APeerThatDoesNotComeRunsIntoTheDeadlineAndNothingIsCounted) {
-  NcclRanks ranks(2, {.operation_timeout = absl::Milliseconds(300)});
+  NcclRanks ranks(2, {.operation_timeout = absl::Milliseconds(300), .line = "pipeline line 3"});
   const std::vector<uint8_t> out = Sent(0, 1, 100);
   std::vector<uint8_t> in(100, 7);
   const absl::Status status = ranks[0].Exchange(Both(out, &in, 1), Info(), {}).Wait();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_THAT(Text(status), AllOf(HasSubstr("exchange of blocks.3 (step 7, backward) on rank 0"),
-                                  HasSubstr("limit is 300ms")));
+  EXPECT_THAT(Text(status),
+              AllOf(HasSubstr("pipeline line 3: exchange of blocks.3 (step 7, backward) on rank 0"),
+                    HasSubstr("limit is 300ms")));
   EXPECT_THAT(in, Each(7));
   EXPECT_EQ(ranks[0].traffic().Get(CollectiveOp::kSend, Phase::kForward), 0u);
   EXPECT_EQ(ranks.nccl().aborted(), 1);

@@ -22,9 +22,10 @@ struct NcclRankOptions {
   absl::Duration connect_timeout = absl::Seconds(20);
   absl::Duration operation_timeout = absl::Seconds(20);
   bool deterministic = true;
-  NcclTuning tuning = {};
-  std::shared_ptr<const Presence> presence = nullptr;
+  NcclTuning tuning = {std::string line = "";
 };
+std::shared_ptr<const Presence> presence = nullptr;
+};  // namespace zeroshard
 
 class NcclRanks {
  public:
@@ -34,7 +35,7 @@ class NcclRanks {
     Each([&](int rank) {
       auto made = MakeNcclCommunicator(
           CommunicatorOptions{rank, size, "", options.connect_timeout, options.operation_timeout,
-                              nullptr, options.presence, options.deterministic},
+                              nullptr, options.presence, options.deterministic, options.line},
           options.tuning, nccl_.Api(), &rendezvous_, device_.get());
       if (made.ok()) communicators_[rank] = *std::move(made);
       statuses[rank] = made.status();
