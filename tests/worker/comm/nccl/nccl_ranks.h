@@ -22,9 +22,9 @@ struct NcclRankOptions {
   absl::Duration connect_timeout = absl::Seconds(20);
   absl::Duration operation_timeout = absl::Seconds(20);
   bool deterministic = true;
-  NcclTuning tuning = {std::string line = "";
-};
-std::shared_ptr<const Presence> presence = nullptr;
+  NcclTuning tuning = {};
+  std::shared_ptr<const Presence> presence = nullptr;
+  std::string line = "";
 };  // namespace zeroshard
 
 class NcclRanks {
