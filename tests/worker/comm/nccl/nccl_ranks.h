@@ -25,7 +25,7 @@ struct NcclRankOptions {
   NcclTuning tuning = {};
   std::shared_ptr<const Presence> presence = nullptr;
   std::string line = "";
-};  // namespace zeroshard
+};
 
 class NcclRanks {
  public:
