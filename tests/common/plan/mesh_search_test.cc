@@ -94,7 +94,7 @@ TEST(MeshSearchTest, ReasonsNameMemoryBubbleTrafficAndTheLimit) {
   Evaluation e = Evaluate(work, cluster, c);
   EXPECT_THAT(ReasonOf(e),
               AllOf(HasSubstr(" GB on a rank of "), HasSubstr("computing "), HasSubstr("bubble "),
-                    HasSubstr("8 micro-batches"), HasSubstr("equal stages: 27.3 %"),
+                    HasSubstr("8 micro-batches"), HasSubstr("stages equal 27.3 %"),
                     HasSubstr("tensor traffic "), HasSubstr("limited by computing")));
   cluster.device_link = 1e9;
   e = Evaluate(work, cluster, c);
