@@ -150,8 +150,9 @@ absl::Status Checkpointer::Allocate() {
       memory = cpu::AllocateUncounted(bytes);
     }
     ZS_ASSIGN_OR_RETURN(memory_[kind], std::move(memory));
-    // The pages are there before the first copy needs them.
-    std::memset(memory_[kind].data(), 0, bytes);
+    // The pages are there before the first copy needs them. A rank of a mesh may be home of
+    // nothing.
+    if (bytes > 0) std::memset(memory_[kind].data(), 0, bytes);
   }
   return absl::OkStatus();
 }
