@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "client/render.h"
 #include "common/plan/job_mesh.h"
+#include "common/plan/pipeline_time.h"
 #include "common/spec/job_spec.h"
 
 namespace zeroshard {
@@ -60,13 +61,14 @@ std::string DescribeMesh(const v1::JobSpec& spec) {
   const uint64_t rounds =
       (MicroBatchesPerStep(spec) + mesh.data() - 1) / std::max<uint32_t>(1, mesh.data());
   const uint32_t runs = std::max<uint32_t>(1, spec.parallel().virtual_stages());
-  // (p - 1) / (v m + p - 1), see common/plan/pipeline_time.h.
-  const double idle = mesh.pipeline() - 1;
+  const PipelineShape pipeline{.stages = shape->pipeline,
+                               .virtual_stages = static_cast<int>(runs),
+                               .micro_batches = static_cast<int64_t>(rounds)};
   absl::StrAppendFormat(
       &text, "; %d micro-batch%s of a rank and step through %d stages%s leave it idle for %.2g %%",
       rounds, rounds == 1 ? "" : "es", mesh.pipeline(),
       runs == 1 ? "" : absl::StrCat(" (", runs, " runs of units each)"),
-      100 * idle / (static_cast<double>(runs) * static_cast<double>(rounds) + idle));
+      100 * PredictedBubble(pipeline));
   return text;
 }
 

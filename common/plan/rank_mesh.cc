@@ -80,42 +80,4 @@ std::vector<std::vector<int>> LinesOf(const MeshShape& shape, MeshDimension dime
   return lines;
 }
 
-std::vector<int> TiedGroupOf(const MeshShape& shape, int rank) {
-  const int stage = PositionOf(shape, rank).pipeline;
-  const int last = shape.pipeline - 1;
-  if (last == 0 || (stage != 0 && stage != last)) return {};
-  const std::vector<int> line = LineOf(shape, MeshDimension::kPipeline, rank);
-  return {line.front(), line.back()};
-}
-
-std::vector<std::vector<int>> TiedGroups(const MeshShape& shape) {
-  std::vector<std::vector<int>> groups;
-  // The first stage's ranks are the first ones.
-  for (int rank = 0; rank < shape.data * shape.tensor && shape.pipeline > 1; ++rank)
-    groups.push_back(TiedGroupOf(shape, rank));
-  return groups;
-}
-
-std::vector<int> ReplicasOf(const MeshShape& shape, int rank, const Holding& holding) {
-  const MeshPosition self = PositionOf(shape, rank);
-  const int first = self.tensor / holding.copies * holding.copies;
-  std::vector<int> stages = {self.pipeline};
-  if (holding.tied && shape.pipeline > 1) stages = {0, shape.pipeline - 1};
-  std::vector<int> ranks;
-  for (const int stage : stages) {
-    for (int data = 0; data < shape.data; ++data) {
-      for (int tensor = first; tensor < first + holding.copies; ++tensor)
-        ranks.push_back(RankAt(shape, {.pipeline = stage, .data = data, .tensor = tensor}));
-    }
-  }
-  return ranks;
-}
-
-int HomeOf(const MeshShape& shape, int rank, const Holding& holding) {
-  MeshPosition home = PositionOf(shape, rank);
-  home.tensor = home.tensor / holding.copies * holding.copies;
-  if (holding.tied) home.pipeline = 0;
-  return RankAt(shape, home);
-}
-
 }  // namespace zeroshard

@@ -37,24 +37,4 @@ std::vector<int> LineOf(const MeshShape& shape, MeshDimension dimension, int ran
 // All lines of a dimension, by their first rank: each rank is in exactly one.
 std::vector<std::vector<int>> LinesOf(const MeshShape& shape, MeshDimension dimension);
 
-// First and last rank of a pipeline line: both have the table of tied embeddings (its rows of this
-// tensor rank) and add their gradients of it. Empty: the rank is neither, or both are one rank.
-std::vector<int> TiedGroupOf(const MeshShape& shape, int rank);
-std::vector<std::vector<int>> TiedGroups(const MeshShape& shape);
-
-// What a rank holds of one tensor: the same rows are on `copies` tensor ranks side by side
-// (tensor_slices.h; a divisor of shape.tensor: 1 where it is split, shape.tensor where it is
-// whole), and `tied` tensors on the first and the last stage. `rank` must be of a stage that has
-// it.
-struct Holding {
-  int copies = 1;
-  bool tied = false;
-};
-// Ranks that hold the same rows, `rank` among them, ascending. At ZeRO's stages the ranks of one
-// data line share the state; different lines hold copies of it.
-std::vector<int> ReplicasOf(const MeshShape& shape, int rank, const Holding& holding);
-// The rank in whose data line these rows are saved and counted in norms: the first tensor rank and,
-// of tied tensors, the first stage, with the same data index. It is itself one of the replicas.
-int HomeOf(const MeshShape& shape, int rank, const Holding& holding);
-
 }  // namespace zeroshard

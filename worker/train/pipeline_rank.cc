@@ -126,10 +126,7 @@ absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
 
 BubbleShares BubbleOf(const PipelineRank& rank, const ModelConfig& config, bool checkpointing) {
   const PipelineShape& shape = rank.schedule.shape;
-  const double idle = shape.stages - 1;
-  const double busy =
-      static_cast<double>(shape.micro_batches) * static_cast<double>(shape.virtual_stages);
-  return {.predicted = idle / (busy + idle),
+  return {.predicted = PredictedBubble(shape),
           .counted = TimeOf(shape, StageTimes(rank.stage.stages, config, checkpointing)).Bubble()};
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr MeshDimension kDimensions[] = {MeshDimension::kPipeline, MeshDimension::kData,
                                          MeshDimension::kTensor};
@@ -78,55 +77,6 @@ TEST(RankMesh, EachRankIsInOneLineOfEachDimensionAtItsIndex) {
         }
       }
       EXPECT_EQ(std::count(times.begin(), times.end(), 1), shape.Ranks());
-    }
-  }
-}
-
-TEST(RankMesh, TiedGroupsAreTheEndsOfEachPipelineLine) {
-  const MeshShape shape{.pipeline = 3, .data = 1, .tensor = 2};
-  EXPECT_THAT(TiedGroups(shape), ElementsAre(ElementsAre(0, 4), ElementsAre(1, 5)));
-  EXPECT_THAT(TiedGroupOf(shape, 5), ElementsAre(1, 5));
-  EXPECT_THAT(TiedGroupOf(shape, 2), IsEmpty());
-  const MeshShape one{.pipeline = 1, .data = 4, .tensor = 1};
-  EXPECT_THAT(TiedGroups(one), IsEmpty());
-  EXPECT_THAT(TiedGroupOf(one, 0), IsEmpty());
-}
-
-TEST(RankMesh, ReplicasAreTheDataLineTheTensorGroupAndBothEndsOfATiedTable) {
-  const MeshShape shape{.pipeline = 2, .data = 2, .tensor = 4};  // ranks 0-7 and 8-15
-  EXPECT_THAT(ReplicasOf(shape, 9, {.copies = 1}), ElementsAre(9, 13));
-  EXPECT_THAT(ReplicasOf(shape, 9, {.copies = 2}), ElementsAre(8, 9, 12, 13));
-  EXPECT_THAT(ReplicasOf(shape, 9, {.copies = 4}), ElementsAre(8, 9, 10, 11, 12, 13, 14, 15));
-  EXPECT_THAT(ReplicasOf(shape, 9, {.copies = 1, .tied = true}), ElementsAre(1, 5, 9, 13));
-  EXPECT_EQ(HomeOf(shape, 15, {.copies = 1}), 15);
-  EXPECT_EQ(HomeOf(shape, 15, {.copies = 2}), 14);
-  EXPECT_EQ(HomeOf(shape, 15, {.copies = 4}), 12);
-  EXPECT_EQ(HomeOf(shape, 15, {.copies = 1, .tied = true}), 7);
-}
-
-// So that a norm over the homes counts each element once.
-TEST(RankMesh, ReplicasShareOneHomeADataIndexWhichIsOneOfThem) {
-  for (const MeshShape& shape : ShapesUpTo(4)) {
-    for (int copies = 1; copies <= shape.tensor; ++copies) {
-      if (shape.tensor % copies != 0) continue;
-      for (const bool tied : {false, true}) {
-        for (int rank = 0; rank < shape.Ranks(); ++rank) {
-          const int stage = PositionOf(shape, rank).pipeline;
-          if (tied && stage != 0 && stage != shape.pipeline - 1) continue;
-          const Holding holding{.copies = copies, .tied = tied};
-          const std::vector<int> replicas = ReplicasOf(shape, rank, holding);
-          EXPECT_TRUE(std::is_sorted(replicas.begin(), replicas.end()));
-          EXPECT_EQ(std::count(replicas.begin(), replicas.end(), rank), 1);
-          std::set<int> homes;
-          for (const int other : replicas) {
-            EXPECT_EQ(ReplicasOf(shape, other, holding), replicas);
-            homes.insert(HomeOf(shape, other, holding));
-          }
-          EXPECT_EQ(static_cast<int>(homes.size()), shape.data);
-          for (const int home : homes)
-            EXPECT_EQ(std::count(replicas.begin(), replicas.end(), home), 1);
-        }
-      }
     }
   }
 }
