@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "tests/worker/zero/held_store.h"
 #include "worker/device/host_stream.h"
@@ -35,9 +37,10 @@ class GradientPusherTest : public testing::Test {
   }
   float* gradient() { return units_[0].gradient.as<float>(); }
   ElementRange all() const { return {0, kPieces * kPiece}; }
-  // Advance until so many pieces have left.
+  // Advance until so many pieces have left: the store's thread takes its time.
   bool AdvanceTo(size_t pieces) {
-    for (int i = 0; i < 2000 && store_.pushed.size() < pieces; ++i) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (store_.pushed.size() < pieces && absl::Now() < deadline) {
       if (!pusher_->Advance().ok()) return false;
       std::this_thread::yield();
     }
