@@ -30,6 +30,9 @@ void MakeOpenMpThreadsSleep(char** argv) {
 int main(int argc, char** argv) {
   using namespace zeroshard;
   MakeOpenMpThreadsSleep(argv);
+  // NCCL's kernels of several communicators (the lines of a mesh) run in the order in which they
+  // are launched, which is that of the rank's program (worker/comm/nccl/launch_order.h).
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
   mallopt(M_ARENA_MAX, 2);             // resident memory is what the job needs, not per thread
   mallopt(M_MMAP_THRESHOLD, 1 << 20);  // large blocks go back to the system when freed
   if (argc > 1 && std::string(argv[1]) == "generate") return GenerateMain(argc - 1, argv + 1);

@@ -42,9 +42,10 @@ absl::StatusOr<WorkerBackend> CudaBackend(WorkerBackend common, int ordinal,
   if (collectives == Collectives::kGloo) {
     common.make_communicator = MakeStagedGloo;
   } else {
-    common.make_communicator = [](const CommunicatorOptions& options, Rendezvous* rendezvous,
-                                  Device* device) {
-      return MakeNcclCommunicator(options, rendezvous, device);
+    common.make_communicator = [order = std::make_shared<LaunchOrder>()](
+                                   const CommunicatorOptions& options, Rendezvous* rendezvous,
+                                   Device* device) {
+      return MakeNcclCommunicator(options, rendezvous, device, order);
     };
   }
   return common;

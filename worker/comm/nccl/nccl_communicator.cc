@@ -29,7 +29,9 @@ NcclCommunicator::NcclCommunicator(const CommunicatorOptions& options, const Ncc
                                                "rank ", options.rank, " of ", options.size),
                            .operation_timeout = options.operation_timeout,
                            .presence = options.presence,
-                           .ending = tuning.ending})) {}
+                           .ending = tuning.ending,
+                           .order = tuning.order != nullptr ? tuning.order
+                                                            : std::make_shared<LaunchOrder>()})) {}
 
 Event NcclCommunicator::Enqueue(const char* name, const CollectiveInfo& info, const Event& after,
                                 std::function<absl::Status()> body,

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/exit_process.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/nccl/launch_order.h"
 #include "worker/comm/nccl/nccl_api.h"
 #include "worker/comm/nccl/nccl_queue.h"
 #include "worker/device/device.h"
@@ -25,6 +26,8 @@ struct NcclTuning {
   int64_t scratch_bytes = int64_t{256} << 20;  // for a sum of NCCL's that is then converted
   int64_t host_bytes = int64_t{4} << 20;       // pinned memory of AllGatherHost, for all ranks
   NcclEnding ending = {.exit_process = ExitProcess};
+  // Of all communicators of this GPU; null where there is but this one.
+  std::shared_ptr<LaunchOrder> order = nullptr;
 };
 
 // Connects before it returns; errors as of ConnectNccl and of the device. `device` outlives the

@@ -49,6 +49,7 @@ class NcclOperation : public Event::State {
   void FinishLocked(const absl::Status& status) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string what_;
+  uint64_t place_ = 0;  // in the GPU's LaunchOrder; set before the operation is in the queue
 
   mutable absl::Mutex mutex_;
   mutable absl::CondVar changed_;

@@ -44,6 +44,7 @@ Event NcclQueue::Enqueue(std::string what, const Event& after, std::function<abs
   {
     absl::MutexLock lock(&mutex_);
     if (failed_.ok()) {
+      operation->place_ = options_.order->Take();
       operations_.push_back(operation);
       wake_.SignalAll();
     } else {
@@ -62,6 +63,7 @@ void NcclQueue::Fail(const absl::Status& status) {
   broken_ = true;
   // These have not touched their memory, and never will.
   for (size_t i = taken_; i < operations_.size(); ++i) {
+    options_.order->Leave(operations_[i]->place_);
     operations_[i]->Finish(
         Prefixed(absl::StrCat(operations_[i]->what(), ": not started"), failed_));
   }
@@ -86,6 +88,7 @@ void NcclQueue::LaunchAll() {
       launching_ = true;
     }
     const absl::Status status = Launch(*operation);
+    options_.order->Leave(operation->place_);
     if (!status.ok()) Fail(Prefixed(operation->what(), status));
     absl::MutexLock lock(&mutex_);
     launching_ = false;
@@ -94,6 +97,7 @@ void NcclQueue::LaunchAll() {
 }
 
 absl::Status NcclQueue::Launch(NcclOperation& operation) {
+  if (absl::Status status = AwaitTurn(operation); !status.ok()) return status;
   if (absl::Status status = AwaitBefore(operation.after()); !status.ok()) return status;
   absl::StatusOr<NcclMark*> begin = api_->Mark(stream_);
   if (!begin.ok()) return begin.status();
@@ -111,6 +115,13 @@ absl::Status NcclQueue::Launch(NcclOperation& operation) {
     api_->FreeMark(*begin);
   }
   return status;
+}
+
+absl::Status NcclQueue::AwaitTurn(const NcclOperation& operation) {
+  for (Backoff backoff; !options_.order->Await(operation.place_, backoff.Next());) {
+    if (absl::Status status = Failure(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclQueue::AwaitBefore(const Event& after) {

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/presence.h"
+#include "worker/comm/nccl/launch_order.h"
 #include "worker/comm/nccl/nccl_api.h"
 #include "worker/comm/nccl/nccl_end.h"
 #include "worker/comm/nccl/nccl_operation.h"
@@ -32,6 +33,7 @@ struct NcclQueueOptions {
   absl::Duration operation_timeout;
   std::shared_ptr<const Presence> presence;  // excuses time; may be null
   NcclEnding ending;
+  std::shared_ptr<LaunchOrder> order;  // of all that launches on this GPU
 };
 
 // Thread-safe, except for destruction and for Call, Group and AwaitStream, which are for bodies of
@@ -44,7 +46,8 @@ class NcclQueue {
   // Pending operations end with ABORTED. Waits for the events that launched ones start after.
   ~NcclQueue();
 
-  // Runs `body` once all operations before it are on the stream and the stream waits for `after`.
+  // Runs `body` once all operations before it are on the stream, all that was enqueued before it on
+  // this GPU has been launched, and the stream waits for `after`.
   Event Enqueue(std::string what, const Event& after, std::function<absl::Status()> body,
                 std::function<void()> succeeded);
   // Every pending and later operation ends with `status`; the first call counts.
@@ -72,6 +75,8 @@ class NcclQueue {
 
   void LaunchAll();
   absl::Status Launch(NcclOperation& operation);
+  // Until nothing before it on this GPU is still to be launched.
+  absl::Status AwaitTurn(const NcclOperation& operation);
   // Until the stream or the host has waited for `after`.
   absl::Status AwaitBefore(const Event& after);
   // Until the last group is on the stream.

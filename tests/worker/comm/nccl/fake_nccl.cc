@@ -59,6 +59,7 @@ struct NcclComm {
   FakeNccl* world = nullptr;
   std::string id;
   int rank = 0;
+  int gpu = FakeNccl::kOwnGpu;
   uint64_t next = 0;  // collective, as its stream comes to them
   bool stopped = false;
   bool over = false;  // aborted or destroyed: not to be used again
@@ -100,7 +101,7 @@ void Store(float value, DType type, void* to, int64_t i) {
 
 class FakeNcclApi : public NcclApi {
  public:
-  explicit FakeNcclApi(FakeNccl* world) : world_(*world) {}
+  FakeNcclApi(FakeNccl* world, int gpu) : world_(*world), gpu_(gpu) {}
 
   void EnterThread() override {}
   NcclResult Version(int* version) override {
@@ -124,6 +125,7 @@ class FakeNcclApi : public NcclApi {
     (*comm)->world = &world_;
     (*comm)->id = id;
     (*comm)->rank = rank;
+    (*comm)->gpu = gpu_;
     return NcclResult::kInProgress;
   }
 
@@ -300,8 +302,11 @@ class FakeNcclApi : public NcclApi {
   void PutPending(NcclComm* comm) {
     NcclStream* const stream = std::exchange(comm->stream, nullptr);
     stream->pending = nullptr;
-    stream->Push(
-        [comm, calls = std::exchange(comm->pending, {})] { comm->world->RunKernel(comm, calls); });
+    const uint64_t launch = world_.launches_++;
+    if (comm->gpu != FakeNccl::kOwnGpu) world_.on_gpu_[comm->gpu].push_back(launch);
+    stream->Push([comm, launch, calls = std::exchange(comm->pending, {})] {
+      comm->world->RunKernel(comm, calls, launch);
+    });
   }
 
   void CheckAlive(NcclComm* comm, const char* what) {
@@ -315,14 +320,15 @@ class FakeNcclApi : public NcclApi {
   }
 
   FakeNccl& world_;
+  const int gpu_;
 };
 
 FakeNccl::FakeNccl() = default;
 FakeNccl::~FakeNccl() = default;
 
-std::shared_ptr<NcclApi> FakeNccl::Api() {
+std::shared_ptr<NcclApi> FakeNccl::Api(int gpu) {
   std::lock_guard lock(mutex_);
-  apis_.push_back(std::make_shared<FakeNcclApi>(this));
+  apis_.push_back(std::make_shared<FakeNcclApi>(this, gpu));
   return apis_.back();
 }
 
@@ -357,6 +363,11 @@ void FakeNccl::Release() {
   std::lock_guard lock(mutex_);
   hang_aborts_ = keep_kernels_ = false;
   changed_.notify_all();
+}
+
+void FakeNccl::NoRoomForTwoKernels() {
+  std::lock_guard lock(mutex_);
+  no_room_for_two_ = true;
 }
 
 void FakeNccl::StallGroups() {
@@ -408,8 +419,11 @@ int FakeNccl::groups(int rank) {
 bool FakeNccl::Stopped(const NcclComm& comm) const { return comm.stopped && !keep_kernels_; }
 
 // The calls of one group: all of them at once, until all are done or the communicator is aborted.
-void FakeNccl::RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls) {
+void FakeNccl::RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls, uint64_t launch) {
   std::unique_lock lock(mutex_);
+  if (no_room_for_two_ && comm->gpu != kOwnGpu) {
+    changed_.wait(lock, [&] { return Stopped(*comm) || on_gpu_[comm->gpu].front() == launch; });
+  }
   ++kernels_;
   Clique& clique = cliques_[comm->id];
   std::vector<std::shared_ptr<Meeting>> meetings;
@@ -440,6 +454,10 @@ void FakeNccl::RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls) {
     }
     return true;
   });
+  if (comm->gpu != kOwnGpu) {
+    std::erase(on_gpu_[comm->gpu], launch);
+    changed_.notify_all();
+  }
   // What is not done never will be, and this rank's memory is no longer touched.
   for (const auto& meeting : meetings) {
     if (!meeting->done) meeting->calls.erase(comm->rank);

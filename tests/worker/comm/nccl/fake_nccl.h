@@ -38,11 +38,13 @@ struct FakeCall {
 // Thread-safe. Outlives what was made with its api.
 class FakeNccl {
  public:
+  static constexpr int kOwnGpu = -1;  // of each communicator
+
   FakeNccl();
   ~FakeNccl();
 
-  // The interface as one rank sees it.
-  std::shared_ptr<NcclApi> Api();
+  // The interface as one rank sees it. Communicators with one `gpu` share it.
+  std::shared_ptr<NcclApi> Api(int gpu = kOwnGpu);
 
   // From now on the communicators of `rank` have this asynchronous error.
   void SetError(int rank, NcclResult error);
@@ -54,6 +56,10 @@ class FakeNccl {
   void Release();
   // Aborting returns, but the GPU goes on with what it does until Release.
   void KeepKernels();
+
+  // Each GPU that communicators share has room for one kernel alone, and takes them in the order in
+  // which they were launched.
+  void NoRoomForTwoKernels();
 
   // Groups stay in progress for ever, as where a peer does not answer while NCCL connects to it.
   void StallGroups();
@@ -95,7 +101,7 @@ class FakeNccl {
   };
 
   void Violation(const std::string& what);
-  void RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls);
+  void RunKernel(NcclComm* comm, const std::vector<FakeCall>& calls, uint64_t launch);
   void Execute(const Clique& clique, Meeting& meeting);
   void Match(Clique& clique, std::pair<int, int> way);
   bool Stopped(const NcclComm& comm) const;
@@ -111,7 +117,9 @@ class FakeNccl {
   std::map<int, std::vector<FakeCall::Kind>> calls_;
   std::map<int, int> groups_;
   bool hang_aborts_ = false, refuses_registrations_ = false, keep_kernels_ = false,
-       stall_groups_ = false;
+       stall_groups_ = false, no_room_for_two_ = false;
+  uint64_t launches_ = 0;
+  std::map<int, std::deque<uint64_t>> on_gpu_;  // launched and not done, of those that share it
   int kernels_ = 0, hung_ = 0, aborted_ = 0, destroyed_ = 0;
   std::atomic<int> live_marks_{0};
 };

@@ -64,11 +64,13 @@ class Cube {
   using Lines = std::map<std::string, std::unique_ptr<Communicator>>;
 
   explicit Cube(FakeNccl* nccl) : device_(MakeCpuDevice()), lines_(kCube.Ranks()) {
-    const CommunicatorMaker make = [nccl](const CommunicatorOptions& options,
-                                          Rendezvous* rendezvous, Device* on) {
-      return MakeNcclCommunicator(options, NcclTuning{}, nccl->Api(), rendezvous, on);
-    };
     Each([&](int rank) {
+      const auto order = std::make_shared<LaunchOrder>();
+      const CommunicatorMaker make = [&](const CommunicatorOptions& options, Rendezvous* rendezvous,
+                                         Device* on) {
+        return MakeNcclCommunicator(options, NcclTuning{.order = order}, nccl->Api(rank),
+                                    rendezvous, on);
+      };
       CommunicatorOptions job = MeshOptions(rank);
       job.size = kCube.Ranks();
       for (const auto& [name, dimension] : kDimensions) {
@@ -161,6 +163,39 @@ TEST(NcclLines, OfACubeHaveAnIdEachInEachGenerationAndNoneCrosses) {
           const int peer = LineOf(kCube, dimension, rank)[static_cast<size_t>(1 - line.rank())];
           EXPECT_EQ(got, 1000 * (salt + peer)) << name << " of rank " << rank;
         }
+      }
+    });
+  }
+  EXPECT_THAT(nccl.violations(), ::testing::IsEmpty());
+}
+
+// As a rank's program does: it enqueues on one line after the other and waits for nothing between.
+// Where lines launched as their threads came, ranks would hold the GPU for kernels whose peers have
+// no room for theirs.
+TEST(NcclLines, LaunchAsTheProgramOrdersThemSoThatNoTwoKernelsNeedRoomAtOnce) {
+  FakeNccl nccl;
+  nccl.NoRoomForTwoKernels();
+  {
+    Cube cube(&nccl);
+    Cube::Each([&](int rank) {
+      constexpr size_t kRounds = 40;
+      std::vector<std::vector<float>> data;
+      data.reserve(kRounds * 3);
+      std::vector<Event> events;
+      for (size_t round = 0; round < kRounds; ++round) {
+        for (const auto& [name, dimension] : kDimensions) {
+          Communicator& line = *cube[rank][name];
+          data.emplace_back(2, -1.0f)[static_cast<size_t>(line.rank())] =
+              static_cast<float>(rank + 8 * static_cast<int>(round));
+          events.push_back(line.AllGather(data.back().data(), 1, DType::kF32, Info()));
+        }
+      }
+      for (size_t i = 0; i < events.size(); ++i) {
+        ASSERT_TRUE(events[i].Wait().ok()) << events[i].Wait();
+        const std::vector<int> ranks = LineOf(kCube, kDimensions[i % 3].second, rank);
+        const float round = static_cast<float>(8 * (i / 3));
+        ASSERT_THAT(data[i], ::testing::ElementsAre(static_cast<float>(ranks[0]) + round,
+                                                    static_cast<float>(ranks[1]) + round));
       }
     });
   }

@@ -15,7 +15,8 @@ namespace zeroshard {
 absl::Status CheckNccl() { return LoadNccl().status(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(
-    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device) {
+    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device,
+    std::shared_ptr<LaunchOrder> order) {
   cuda::CudaDevice* const gpu = cuda::AsCudaDevice(device);
   if (gpu == nullptr) {
     return absl::InvalidArgumentError(
@@ -24,7 +25,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(
   ZS_ASSIGN_OR_RETURN(std::shared_ptr<NcclApi> api, MakeCudaNcclApi(gpu));
   ZS_RETURN_IF_ERROR(gpu->MakeCurrent());
   ZS_RETURN_IF_ERROR(ZS_CUDA_CALL(LoadFold()));
-  return MakeNcclCommunicator(options, NcclTuning{}, std::move(api), rendezvous, device);
+  return MakeNcclCommunicator(options, NcclTuning{.order = std::move(order)}, std::move(api),
+                              rendezvous, device);
 }
 
 }  // namespace zeroshard

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/nccl/launch_order.h"
 #include "worker/device/device.h"
 
 namespace zeroshard {
@@ -18,8 +19,10 @@ absl::Status CheckNccl();
 // Every rank needs a GPU of its own: workers that share one take StagedCommunicator over Gloo.
 // Connects before it returns, with the errors of CheckNccl and ConnectNccl (../nccl_connect.h).
 // options.host is not looked at: NCCL_SOCKET_IFNAME names the interface. Where work on the GPU
-// cannot be aborted within ten seconds the process ends with kExitFailed.
+// cannot be aborted within ten seconds the process ends with kExitFailed. All communicators of one
+// GPU need one `order`; null where there is but this one.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(
-    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device);
+    const CommunicatorOptions& options, Rendezvous* rendezvous, Device* device,
+    std::shared_ptr<LaunchOrder> order = nullptr);
 
 }  // namespace zeroshard
