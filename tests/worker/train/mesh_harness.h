@@ -38,6 +38,8 @@ struct MeshRun {
   std::function<bool(int rank, uint64_t step, StepPhase phase, const std::string& unit)> dies =
       nullptr;
   std::function<void(int rank, bool waits)> on_wait = nullptr;
+  // What a rank's communicators are made with; Gloo where it is null.
+  std::function<CommunicatorMaker(int rank)> communicators = nullptr;
 };
 
 // A rank's communicators, of lines with one rank too; copies as TrainerMesh has it.
@@ -90,7 +92,7 @@ struct MeshConnections {
   MemoryRendezvous rendezvous;
   std::vector<MeshLinks> links;
 
-  absl::Status Connect(int rank) {
+  absl::Status Connect(int rank, const CommunicatorMaker& make) {
     MeshLinks& own = links[static_cast<size_t>(rank)];
     if (own.device != nullptr) return absl::OkStatus();
     own.device = MakeCpuDevice();
@@ -99,10 +101,6 @@ struct MeshConnections {
     options.size = shape.Ranks();
     options.host = "127.0.0.1";
     options.operation_timeout = absl::Seconds(60);
-    const CommunicatorMaker make = [](const CommunicatorOptions& of, Rendezvous* at,
-                                      Device* device) {
-      return MakeGlooCommunicator(of, at, device);
-    };
     const MeshPosition at = PositionOf(shape, rank);
     const auto line = [&](const char* name, MeshDimension dimension,
                           int number) -> absl::StatusOr<std::unique_ptr<Communicator>> {
@@ -121,7 +119,7 @@ struct MeshConnections {
     if (!tensor.ok()) return tensor.status();
     own.tensor = std::move(tensor->line);
     own.copies = std::move(tensor->copies);
-    auto job = MakeGlooCommunicator(options, &rendezvous, own.device.get());
+    auto job = make(options, &rendezvous, own.device.get());
     if (!job.ok()) return job.status();
     own.job = *std::move(job);
     return absl::OkStatus();
@@ -191,7 +189,9 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   const RankBackend& backend = run.backend;
   const std::unique_ptr<Device> device = backend.device ? backend.device(rank) : MakeCpuDevice();
   const std::unique_ptr<Ops> ops = backend.ops ? backend.ops(device.get()) : MakeCpuOps(1);
-  result->status = mesh->Connect(rank);
+  const CommunicatorMaker make =
+      run.communicators ? run.communicators(rank) : CommunicatorMaker(MakeGlooCommunicator);
+  result->status = mesh->Connect(rank, make);
   if (!result->status.ok()) return;
   MeshLinks links = Reach(mesh->links[static_cast<size_t>(rank)], backend, device.get());
   const TrafficTable before = links.Traffic();
@@ -262,18 +262,22 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
 inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun& run,
                                          const TokenDataset& data) {
   std::vector<RankResult> results(static_cast<size_t>(run.shape.Ranks()));
-  std::unique_ptr<MeshConnections> mesh =
-      IdleMeshes::Take(run.shape, CopiesOf(spec, run.shape.tensor));
+  const int copies = CopiesOf(spec, run.shape.tensor);
+  std::unique_ptr<MeshConnections> mesh = run.communicators
+                                              ? std::make_unique<MeshConnections>(run.shape, copies)
+                                              : IdleMeshes::Take(run.shape, copies);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < run.shape.Ranks(); ++rank) {
     threads.emplace_back([&, rank] {
-      RunMeshRank(spec, run, data, rank, mesh.get(), &results[static_cast<size_t>(rank)]);
+      const auto at = static_cast<size_t>(rank);
+      RunMeshRank(spec, run, data, rank, mesh.get(), &results[at]);
+      if (run.communicators) mesh->links[at] = {};  // all at once: they may wait for each other
     });
   }
   for (std::thread& thread : threads) thread.join();
   const bool well = std::all_of(results.begin(), results.end(),
                                 [](const RankResult& result) { return result.status.ok(); });
-  if (well) IdleMeshes::Give(std::move(mesh));
+  if (well && !run.communicators) IdleMeshes::Give(std::move(mesh));
   return results;
 }
 
