@@ -1,6 +1,8 @@
-// Two ranks as threads of this process, each with one core and a communicator for every line of a
-// mesh, as jobs have them.
+// Two ranks as threads of this process, each with a core of its own and a communicator for every
+// line of a mesh, as jobs have them.
 #pragma once
+
+#include <sched.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -58,9 +60,16 @@ inline RankLines Connect(const MeshShape& shape, int rank, Rendezvous* rendezvou
 }
 
 inline void OnTwoRanks(const std::function<void(int rank)>& body) {
-  std::thread other([&] { body(1); });
-  body(0);
-  other.join();
+  const auto pinned = [&body](int rank) {
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(rank, &core);
+    sched_setaffinity(0, sizeof(core), &core);
+    body(rank);
+  };
+  std::thread first(pinned, 0), second(pinned, 1);
+  first.join();
+  second.join();
 }
 
 }  // namespace zeroshard::bench
