@@ -338,6 +338,14 @@ TEST_P(Worlds, AllReduceGivesTheSameBitsEverywhere) {
   }
 }
 
+TEST(TwoRanks, AllReduceGivesTheSameBitsInOneRoundAndInTwo) {
+  Ranks ranks(2);
+  for (int64_t count : {int64_t{300000}, int64_t{1} << 20, (int64_t{1} << 20) + 1}) {
+    ExpectAllReduced<float>(ranks, count);
+    ExpectAllReduced<uint16_t>(ranks, count);
+  }
+}
+
 TEST_P(Worlds, BroadcastFromEveryRoot) {
   Ranks ranks(GetParam());
   ranks.Each([&](int r) {
