@@ -148,7 +148,7 @@ absl::Status FromJob(const CommandContext& context, const PlanOptions& o, PlanRe
   c.pipeline = cut.pipeline;
   c.virtual_stages = cut.virtual_stages;
   c.sequence_parallel = cut.sequence_parallel;
-  c.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
+  c.full_gradients = w.options.full_gradients;
   c.data = workers / cut.Ranks();
   report->job = Evaluate(w, report->cluster, c);
   return absl::OkStatus();

@@ -23,10 +23,6 @@ absl::StatusOr<MeshShape> MeshOf(const v1::JobSpec& spec, int64_t ranks) {
                        ranks);
 }
 
-int KeyValueCopies(const ModelConfig& config, int tensor) {
-  return static_cast<int>(std::max<int64_t>(1, tensor / config.kv_heads));
-}
-
 absl::StatusOr<StageModel> PartOf(const v1::JobSpec& spec, const ModelTable& model,
                                   const MeshPosition& position) {
   const int tensor = static_cast<int>(AtLeastOne(spec.parallel().tensor()));

@@ -18,9 +18,6 @@ int64_t RanksOfReplica(const v1::JobSpec& spec);
 // Of `ranks` ranks of the job. Errors as MakeMeshShape.
 absl::StatusOr<MeshShape> MeshOf(const v1::JobSpec& spec, int64_t ranks);
 
-// Tensor ranks side by side that have the same key and value heads (tensor_slices.h).
-int KeyValueCopies(const ModelConfig& config, int tensor);
-
 // The part of `model` that the rank at `position` holds: of its slice those units that its stage
 // has, cut by the declared costs of the whole. INVALID_ARGUMENT: the model cannot be cut like that.
 absl::StatusOr<StageModel> PartOf(const v1::JobSpec& spec, const ModelTable& model,

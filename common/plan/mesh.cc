@@ -97,8 +97,7 @@ absl::StatusOr<std::vector<RankPlan>> PlanRanks(const v1::JobSpec& spec, const M
   ZS_ASSIGN_OR_RETURN(const MeshShape shape, MakeMeshShape(cut.tensor, cut.pipeline, ranks));
   if (std::string problem = MeshProblem(model, cut); !problem.empty())
     return absl::InvalidArgumentError(std::move(problem));
-  ZeroOptions options = MakeZeroOptions(spec, shape.data);
-  options.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
+  const ZeroOptions options = MakeZeroOptions(spec, shape.data);
   ZS_ASSIGN_OR_RETURN(const std::vector<RankSchedule> schedules,
                       MakePipelineSchedule({.stages = cut.pipeline,
                                             .virtual_stages = cut.virtual_stages,

@@ -15,11 +15,6 @@ bool IsKeyOrValue(const std::string& name) {
   return absl::StrContains(name, ".attn.k.") || absl::StrContains(name, ".attn.v.");
 }
 
-// Of key and value heads: ranks that share one.
-int Sharers(const ModelConfig& c, int tensor) {
-  return c.kv_heads >= tensor ? 1 : tensor / static_cast<int>(c.kv_heads);
-}
-
 ModelConfig LocalConfig(const ModelConfig& full, int tensor) {
   ModelConfig local = full;
   local.heads /= tensor;
@@ -34,7 +29,7 @@ TensorSlice SliceOf(const ModelConfig& c, const ParameterInfo& p, int tensor, in
   const int64_t rows = p.shape.empty() ? 1 : p.shape[0];
   if (p.split == TensorSplit::kReplicated || p.shape.empty())
     return {.begin = 0, .end = rows, .copies = tensor, .home = 0, .rows = rows, .offset = p.offset};
-  const int copies = IsKeyOrValue(p.name) ? Sharers(c, tensor) : 1;
+  const int copies = IsKeyOrValue(p.name) ? KeyValueCopies(c, tensor) : 1;
   // All but the vocabulary's rows are divided without a rest.
   const int64_t each = CeilDiv(rows, tensor / copies);
   const int64_t part = rank / copies;
@@ -58,6 +53,10 @@ void Place(const TensorSlice& first, int64_t* end, ParameterInfo* p) {
 }
 
 }  // namespace
+
+int KeyValueCopies(const ModelConfig& model, int tensor) {
+  return static_cast<int>(std::max<int64_t>(1, tensor / model.kv_heads));
+}
 
 std::string TensorProblem(const ModelTable& model, int tensor) {
   const ModelConfig& c = model.config;

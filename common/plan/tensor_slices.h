@@ -48,6 +48,9 @@ struct TensorRank {
   bool IsHome(size_t unit, size_t parameter) const { return slices[unit][parameter].home == rank; }
 };
 
+// How many tensor ranks side by side hold the same key and value heads of the whole model.
+int KeyValueCopies(const ModelConfig& model, int tensor);
+
 // Why the model cannot be split so, with the keys, the numbers and what to do; empty: it can.
 // `tensor` below 1; heads or MLP columns that it does not divide, with sequence_parallel also
 // tokens of a sequence; key and value heads that neither divide it nor are divided by it; slices of

@@ -1,8 +1,7 @@
 #include "common/plan/tensor_traffic.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
+#include "common/plan/tensor_slices.h"
 
 namespace zeroshard {
 namespace {
@@ -57,7 +56,7 @@ void AddCopies(const UnitTable& block, const char* key, const char* value, Sums*
 }  // namespace
 
 TensorShare TensorShareOf(const ModelConfig& full, int tensor, int rank) {
-  return {.rank = rank, .copies = static_cast<int>(std::max<int64_t>(1, tensor / full.kv_heads))};
+  return {.rank = rank, .copies = KeyValueCopies(full, tensor)};
 }
 
 TrafficTable TensorTraffic(const ModelConfig& slice, const UnitTable& unit,

@@ -29,6 +29,7 @@ ZeroOptions MakeZeroOptions(const v1::JobSpec& spec, int world) {
   o.rounding = MakeRounding(spec);
   o.deterministic = spec.deterministic();
   o.checkpointing = spec.activation_checkpointing();
+  o.full_gradients = zero.pipeline_gradients() == "full";
   const auto bounded = [](uint64_t v) {
     return static_cast<int64_t>(std::min<uint64_t>(v, uint64_t{1} << 60));
   };

@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "common/plan/job_mesh.h"
 #include "common/plan/offload.h"
+#include "common/plan/tensor_slices.h"
 #include "common/status_macros.h"
 
 namespace zeroshard {

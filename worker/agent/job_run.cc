@@ -316,7 +316,6 @@ absl::Status JobRun::Prepare(Parts* parts) {
   trainer.mesh = parts->links.ForTrainer(ShapeOf(assign_));
   if (spec.parallel().has_virtual_stages())
     trainer.mesh.virtual_stages = static_cast<int>(spec.parallel().virtual_stages());
-  trainer.mesh.full_gradients = spec.zero_optimization().pipeline_gradients() == "full";
   trainer.data = parts->data.get();
   trainer.eval_data = parts->eval_data.get();
   trainer.tokenizer = parts->tokenizer.get();

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/plan/pipeline_stages.h"
@@ -45,14 +44,6 @@ absl::Status CheckMesh(const TrainerOptions& options) {
   ZS_RETURN_IF_ERROR(CheckLine("data", options.comm, shape.data, at.data));
   ZS_RETURN_IF_ERROR(CheckLine("pipeline", mesh.pipeline, shape.pipeline, at.pipeline));
   return CheckLine("tensor", mesh.tensor, shape.tensor, at.tensor);
-}
-
-// Tensor ranks that hold the same key and value heads as this one.
-int CopiesOf(const TensorRank& slice) {
-  const std::vector<ParameterInfo>& block = slice.model.units[1].parameters;
-  for (size_t i = 0; i < block.size(); ++i)
-    if (absl::EndsWith(block[i].name, ".attn.k.weight")) return slice.slices[1][i].copies;
-  return 1;
 }
 
 absl::Status CheckJob(const TrainerOptions& options) {
@@ -100,15 +91,14 @@ absl::StatusOr<PipelineRank> MakePipelineRank(const TrainerOptions& options,
   ZS_RETURN_IF_ERROR(CheckTable(options, model));
   const v1::JobSpec& spec = options.spec;
   const TrainerMesh& mesh = options.mesh;
-  ZeroOptions zero = MakeZeroOptions(spec, options.comm->size());
-  zero.full_gradients = mesh.full_gradients;
+  const ZeroOptions zero = MakeZeroOptions(spec, options.comm->size());
   const MeshPosition at = PlaceOf(mesh);
   if (std::string problem = TensorProblem(model, mesh.shape.tensor); !problem.empty())
     return absl::InvalidArgumentError(problem);
   PipelineRank made;
   made.slice = MakeTensorRank(model, mesh.shape.tensor, at.tensor);
   made.part = PartOf(made.slice, nullptr);
-  const int copies = CopiesOf(made.slice);
+  const int copies = KeyValueCopies(model.config, mesh.shape.tensor);
   ZS_RETURN_IF_ERROR(CheckLine("copies'", mesh.copies, copies, at.tensor % copies));
   ZS_ASSIGN_OR_RETURN(const PipelineStages stages,
                       CutStages(UnitCosts(model.config, zero.checkpointing), mesh.shape.pipeline,

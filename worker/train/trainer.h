@@ -97,7 +97,6 @@ struct TrainerMesh {
   // each has its own.
   Communicator* copies = nullptr;
   Communicator* job = nullptr;  // of all ranks, by RankAt; null where the data line is all
-  bool full_gradients = false;  // ZeroOptions::full_gradients
 };
 
 struct TrainerOptions {

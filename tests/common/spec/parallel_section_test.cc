@@ -6,6 +6,7 @@
 
 #include "common/plan/job_mesh.h"
 #include "common/plan/model_table.h"
+#include "common/plan/tensor_slices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/spec/test_spec.h"

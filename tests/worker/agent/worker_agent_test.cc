@@ -79,7 +79,6 @@ TEST_F(WorkerAgentTest, ARankOfAMeshGetsItsLines) {
   spec.mutable_parallel()->set_pipeline(2);
   spec.mutable_parallel()->set_tensor(2);
   spec.mutable_parallel()->set_virtual_stages(3);
-  spec.mutable_zero_optimization()->set_pipeline_gradients("full");
   Assign(job);
   EXPECT_TRUE(AwaitEnd().completed());
   EXPECT_EQ(lines,
@@ -88,7 +87,6 @@ TEST_F(WorkerAgentTest, ARankOfAMeshGetsItsLines) {
   EXPECT_EQ(data_ranks, 2);
   EXPECT_EQ(mesh.shape.Ranks(), 8);
   EXPECT_EQ(mesh.virtual_stages, 3);
-  EXPECT_TRUE(mesh.full_gradients);
   cluster_.With([](auto& state) {
     EXPECT_EQ(state.keys.count("tensor/0/address/0"), 1u) << "named by line under the generation";
   });

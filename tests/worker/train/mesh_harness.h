@@ -151,8 +151,7 @@ class IdleMeshes {
 
 // Of the job's model.
 inline int CopiesOf(const v1::JobSpec& spec, int tensor) {
-  const int64_t kv_heads = MakeModelConfig(spec.model())->kv_heads;
-  return kv_heads < tensor ? tensor / static_cast<int>(kv_heads) : 1;
+  return KeyValueCopies(*MakeModelConfig(spec.model()), tensor);
 }
 
 class MeshObserver : public TrainObserver {
@@ -197,6 +196,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
   const TrafficTable before = links.Traffic();
   TrainerOptions options;
   options.spec = spec;
+  if (run.full_gradients) options.spec.mutable_zero_optimization()->set_pipeline_gradients("full");
   options.device = device.get();
   options.ops = ops.get();
   options.comm = links.data.get();
@@ -205,8 +205,7 @@ inline void RunMeshRank(const v1::JobSpec& spec, const MeshRun& run, const Token
                   .pipeline = links.pipeline.get(),
                   .tensor = links.tensor.get(),
                   .copies = links.copies.get(),
-                  .job = links.job.get(),
-                  .full_gradients = run.full_gradients};
+                  .job = links.job.get()};
   options.data = &data;
   options.eval_data = run.eval_data;
   options.first_step = run.first_step;

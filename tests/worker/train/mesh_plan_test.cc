@@ -27,8 +27,7 @@ v1::JobSpec SpecOf(const std::string& model, const MeshRun& run,
 // and of losses) is below 10 KiB here, of 160 KiB and more.
 uint64_t MostBuffers(const v1::JobSpec& spec, const MeshRun& run, const MeshPosition& at) {
   const ModelTable model = *MakeModelTable(spec.model());
-  ZeroOptions options = MakeZeroOptions(spec, run.shape.data);
-  options.full_gradients = run.full_gradients;
+  const ZeroOptions options = MakeZeroOptions(spec, run.shape.data);
   const auto schedules = *MakePipelineSchedule({.stages = run.shape.pipeline,
                                                 .virtual_stages = run.virtual_stages,
                                                 .micro_batches = RoundsOf(options)});
