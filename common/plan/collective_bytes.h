@@ -28,7 +28,7 @@ constexpr int64_t PartCount(int64_t count, int size, int rank) {
 
 // Up to kDirectAllReduce elements every rank sends all to all others: (size - 1) * count elements.
 // Beyond, each reduces its part and sends the sum: count + (size - 2) * own elements, that is
-// 2 * count * (size-1)/size where size divides count.
+// 2 * count * (size-1)/size where size divides count; of two ranks that is what one round sends.
 constexpr int64_t kDirectAllReduce = 4096;
 constexpr int64_t AllReduceBytes(int64_t count, DType type, int size, int rank) {
   const auto element = static_cast<int64_t>(SizeOf(type));

@@ -1,5 +1,6 @@
 // The collectives as exchanges of messages. Every rank posts its receives before its sends.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -101,11 +102,17 @@ absl::Status GlooCommunicator::RunAllReduce(void* buffer, int64_t count, DType t
   FoldExchange exchange;
   exchange.type = exchange.output_type = type;
   exchange.contributors = size_;
-  std::vector<char> copy;
   const int64_t direct = size_ == 2 ? kDirectAllReduceOfTwo : kDirectAllReduce;
   if (count <= direct) {
-    copy.assign(data, data + count * element);  // peers read the input while the sum is written
-    exchange.input = copy.data();
+    const auto bytes = static_cast<size_t>(count * element);
+    if (input_copy_.bytes() < bytes) {
+      input_copy_ = Buffer();  // before the new one, so that both are never there at once
+      absl::StatusOr<Buffer> copy = device_->AllocateHost(bytes);
+      if (!copy.ok()) return copy.status();
+      input_copy_ = *std::move(copy);
+    }
+    if (bytes > 0) std::memcpy(input_copy_.data(), data, bytes);
+    exchange.input = input_copy_.as<char>();
     exchange.starts.assign(size_, 0);
     exchange.counts.assign(size_, count);
     exchange.output = data;

@@ -122,6 +122,7 @@ class GlooCommunicator : public Communicator {
   // Used by the communication stream alone.
   uint64_t operations_ = 0;
   std::vector<uint64_t> sent_to_, received_from_;
+  Buffer input_copy_;  // of a sum that peers read while it is written
   Buffer lane_memory_;
   int64_t lane_bytes_ = 0;
   std::vector<std::unique_ptr<MessageBuffer>> lanes_;

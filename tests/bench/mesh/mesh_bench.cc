@@ -193,10 +193,12 @@ int Run(const Options& o) {
     PrintTraffic(o, kind.shape, rate, step);
   }
   std::printf(
-      "tensor forward of a micro-batch through %d blocks: %.2f ms, products %.2f, sums alone %.2f "
-      "(%.2f GB/s): %.1f %% beyond them\n",
+      "tensor forward of a micro-batch through %d blocks: %.2f ms, products %.2f\n"
+      "    sums one after the other %.2f ms (%.2f GB/s): %.1f %% beyond products and them\n"
+      "    sums between computations %.2f ms (%.2f GB/s): %.1f %% beyond products and them\n",
       o.layers, 1e3 * forward.split, 1e3 * forward.split_products, 1e3 * forward.sums, rate * 1e-9,
-      100 * forward.Extra());
+      100 * forward.Extra(forward.sums), 1e3 * forward.sums_apart,
+      rate * 1e-9 * forward.sums / forward.sums_apart, 100 * forward.Extra(forward.sums_apart));
   std::printf(
       "    one rank alone: %.2f ms, products %.2f, %.1f %% beyond them; split beyond half of it "
       "and "

@@ -64,7 +64,8 @@ inline void OnTwoRanks(const std::function<void(int rank)>& body) {
     cpu_set_t core;
     CPU_ZERO(&core);
     CPU_SET(rank, &core);
-    sched_setaffinity(0, sizeof(core), &core);
+    if (sched_setaffinity(0, sizeof(core), &core) != 0)
+      std::fprintf(stderr, "mesh_bench: rank %d is not pinned: core %d is not ours\n", rank, rank);
     body(rank);
   };
   std::thread first(pinned, 0), second(pinned, 1);

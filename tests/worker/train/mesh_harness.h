@@ -270,7 +270,8 @@ inline std::vector<RankResult> TrainMesh(const v1::JobSpec& spec, const MeshRun&
     threads.emplace_back([&, rank] {
       const auto at = static_cast<size_t>(rank);
       RunMeshRank(spec, run, data, rank, mesh.get(), &results[at]);
-      if (run.communicators) mesh->links[at] = {};  // all at once: they may wait for each other
+      // All ranks at once: they may wait for each other. The device goes last.
+      if (run.communicators) const MeshLinks gone = std::move(mesh->links[at]);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "tests/worker/comm/nccl/fake_nccl.h"
 #include "tests/worker/train/mesh_job.h"
+#include "tests/worker/train/offload_harness.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 
 namespace zeroshard {
@@ -57,6 +58,29 @@ TEST(MeshNcclTest, SumsOfNcclAndFullGradientsGetThrough) {
         MakeSpec(MeshJob("gpt2"), {absl::StrFormat("zero_optimization.stage=%d", stage)});
     EXPECT_NE(OverNccl(spec, {.shape = kCube, .full_gradients = stage == 3}), "");
   }
+}
+
+TEST(MeshNcclTest, OffloadedStepsGetThrough) {
+  for (const int stage : {1, 3}) {
+    for (const Offload offload : OffloadsOf(stage)) {
+      const v1::JobSpec spec = Spec(MeshJob("llama"), {1, stage}, offload, {"deterministic=true"});
+      MemoryStores stores(spec, {.seed = 1}), same(spec, {.seed = 1});
+      MeshRun run{.shape = kCube};
+      run.store = [&stores](int rank) { return stores.MakeRank(rank); };
+      const std::string print = OverNccl(spec, run);
+      run.store = [&same](int rank) { return same.MakeRank(rank); };
+      EXPECT_EQ(print, MeshFingerprint(spec, run, MeshData())) << "stage " << stage;
+    }
+  }
+}
+
+TEST(MeshNcclTest, EvaluationsGetThrough) {
+  const MemoryDataset eval(ChainTokens(12 * 11 + 1, 53, 99), 12);
+  const v1::JobSpec spec =
+      MakeSpec(MeshJob("gpt2"), {"deterministic=true", "zero_optimization.stage=3",
+                                 "eval={data: [unused], interval_steps: 1}"});
+  const MeshRun run{.shape = kCube, .virtual_stages = 2, .eval_data = &eval};
+  EXPECT_EQ(OverNccl(spec, run), MeshFingerprint(spec, run, MeshData()));
 }
 
 TEST(MeshNcclTest, LongLinesGetThrough) {

@@ -51,12 +51,12 @@ void NcclQueue::Watch() {
 absl::Status NcclQueue::Examine(const OperationPtr& oldest) {
   if (absl::StatusOr<NcclResult> state = State(); !state.ok()) return state.status();
   if (absl::Status status = ExamineMark(*oldest); !status.ok()) return status;
-  if (!options_.order->Reached(oldest->place_)) return absl::OkStatus();
   const Event before = oldest->after();
   if (!before.Done()) return absl::OkStatus();  // this rank's own work still
   if (absl::Status status = before.Wait(); !status.ok()) {
     return Prefixed("the work before it failed", status);
   }
+  if (!options_.order->Reached(oldest->place_)) return absl::OkStatus();
   return ExamineTime(oldest);
 }
 

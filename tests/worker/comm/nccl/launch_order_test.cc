@@ -95,6 +95,21 @@ TEST_F(LaunchTurns, TimeThatPassesBeforeItsTurnIsNotTheOperations) {
   EXPECT_THAT(second[0], ElementsAre(3, 4));
 }
 
+TEST_F(LaunchTurns, WorkThatFailedBeforeIsToldWithoutATurn) {
+  Make(kLong);
+  float data[2] = {1, 2}, more[2] = {1, 2};
+  const Event held = first_[0]->AllGather(data, 1, DType::kF32, Info(), Event(held_));
+  const Event failed =
+      second_[0]->AllGather(more, 1, DType::kF32, Info(), DoneEvent(absl::DataLossError("bits")));
+  for (const absl::Time until = absl::Now() + kLong; !failed.Done() && absl::Now() < until;)
+    absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(failed.Done());
+  first_[0]->Abort("the test ends");
+  held_->Finish(absl::OkStatus());
+  EXPECT_EQ(held.Wait().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(Text(failed.Wait()), HasSubstr("bits"));
+}
+
 TEST_F(LaunchTurns, ALineThatIsAbortedHoldsNoOtherBack) {
   Make(kLong);
   float data[2] = {1, 2}, more[2] = {1, 2};
